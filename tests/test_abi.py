@@ -119,11 +119,11 @@ async def node(library: Path, tmp_path: Path, control: stub.StubControl) -> Asyn
         ("c_nvmlGpuInstanceProfileInfo_t", 48),
     ],
 )
-def test_the_binding_has_the_layouts_that_the_c_headers_have(layout: str, size_bytes: int) -> None:
+def test_binding_layouts_match_the_c_headers(layout: str, size_bytes: int) -> None:
     assert ctypes.sizeof(getattr(pynvml, layout)) == size_bytes
 
 
-async def test_every_gpu_is_read_with_the_values_that_the_driver_has(node: Watched) -> None:
+async def test_every_gpu_reading_matches_the_driver(node: Watched) -> None:
     def complete(reading: Reading) -> Reading | None:
         return reading if all(Field.PROF_SM_ACTIVE in one.values for one in reading.gpus) and reading.gpus else None
 
@@ -185,7 +185,7 @@ def sampled(reading: Reading) -> tuple[ProcessUse, ...] | None:
     return processes if processes and any(one.sm_ratio for one in processes) else None
 
 
-async def test_processes_are_read_with_memory_and_samples_and_garbage_slots_are_dropped(node: Watched) -> None:
+async def test_process_readings_have_memory_and_samples_and_drop_garbage_slots(node: Watched) -> None:
     processes = await node.until(sampled, "process samples")
     assert {(one.pid, one.memory_used_bytes, one.sm_ratio) for one in processes} == {
         (100_030, 9_000 * stub.MIB, 0.40),
@@ -196,7 +196,7 @@ async def test_processes_are_read_with_memory_and_samples_and_garbage_slots_are_
     }
 
 
-async def test_the_older_sample_call_is_used_where_the_newer_is_missing(
+async def test_missing_process_sample_call_falls_back_to_the_older_call(
     tmp_path: Path, control: stub.StubControl
 ) -> None:
     library = stub.build(tmp_path / "driver", without=["nvmlDeviceGetProcessesUtilizationInfo"])
@@ -206,7 +206,7 @@ async def test_the_older_sample_call_is_used_where_the_newer_is_missing(
     assert {(one.jpg_ratio, one.ofa_ratio) for one in processes} == {(None, None)}, "not told is not idle"
 
 
-async def test_long_process_records_of_early_r535_drivers_are_recognised(
+async def test_early_r535_drivers_long_process_records_are_recognised(
     tmp_path: Path, control: stub.StubControl
 ) -> None:
     library = stub.build(tmp_path / "driver", without=["nvmlDeviceGetRunningProcessDetailList"], wide=True)
@@ -218,7 +218,7 @@ async def test_long_process_records_of_early_r535_drivers_are_recognised(
     }
 
 
-async def test_every_mig_instance_is_read_with_values_of_its_own(library: Path, tmp_path: Path) -> None:
+async def test_every_mig_instance_has_its_own_values(library: Path, tmp_path: Path) -> None:
     control = stub.control(tmp_path / "control", partitioned=True)
 
     def complete(reading: Reading) -> Reading | None:
@@ -246,7 +246,7 @@ async def test_every_mig_instance_is_read_with_values_of_its_own(library: Path, 
             assert [process.pid for process in part.processes] == [200_000 + 10 * index + place]
 
 
-async def test_a_new_mig_layout_is_seen_while_running(library: Path, tmp_path: Path) -> None:
+async def test_changed_mig_layout_is_detected_while_running(library: Path, tmp_path: Path) -> None:
     control = stub.control(tmp_path / "control", partitioned=True)
 
     def instances(reading: Reading) -> list[str]:
@@ -263,7 +263,7 @@ async def test_a_new_mig_layout_is_seen_while_running(library: Path, tmp_path: P
 # ---- What a driver may lack ----
 
 
-async def test_a_missing_symbol_costs_its_field_only(tmp_path: Path, control: stub.StubControl) -> None:
+async def test_missing_symbol_removes_only_its_field(tmp_path: Path, control: stub.StubControl) -> None:
     missing = ["nvmlDeviceGetEncoderUtilization", "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMarginTemperature"]
     library = stub.build(tmp_path / "driver", without=missing)
     async with watched(library, tmp_path / "control", control) as node:
@@ -275,9 +275,7 @@ async def test_a_missing_symbol_costs_its_field_only(tmp_path: Path, control: st
         assert {Field.DEC_UTIL, Field.GPU_TEMP, Field.GPU_UTIL, Field.POWER_USAGE} <= one.values.keys()
 
 
-async def test_temperature_comes_from_the_older_call_where_the_newer_is_missing(
-    tmp_path: Path, control: stub.StubControl
-) -> None:
+async def test_missing_temperature_call_falls_back_to_the_older_call(tmp_path: Path, control: stub.StubControl) -> None:
     library = stub.build(tmp_path / "driver", without=["nvmlDeviceGetTemperatureV"])
     async with watched(library, tmp_path / "control", control) as node:
         reading = await node.until(lambda reading: reading if all_up(reading) else None, "a reading")
@@ -287,7 +285,7 @@ async def test_temperature_comes_from_the_older_call_where_the_newer_is_missing(
 # ---- Faults: a stated condition, a counted reason, and everything back by itself ----
 
 
-async def test_a_lost_gpu_leaves_the_others_untouched_and_comes_back(node: Watched) -> None:
+async def test_lost_gpu_leaves_other_gpus_up_and_returns(node: Watched) -> None:
     await node.until(all_up, "all up")
     node.control.gpus[3].error = GPU_IS_LOST
     reading = await node.until(
@@ -300,7 +298,7 @@ async def test_a_lost_gpu_leaves_the_others_untouched_and_comes_back(node: Watch
     await node.until(all_up, "GPU 3 back")
 
 
-async def test_a_gpu_that_was_lost_before_the_start_does_not_hide_the_others(node: Watched) -> None:
+async def test_gpu_lost_before_start_does_not_hide_other_gpus(node: Watched) -> None:
     node.control.gpus[0].error = GPU_IS_LOST
     await node.until(
         lambda reading: sum(one.state is DeviceState.UP for one in reading.gpus) == 7, "seven GPUs up without the first"
@@ -309,7 +307,7 @@ async def test_a_gpu_that_was_lost_before_the_start_does_not_hide_the_others(nod
     await node.until(all_up, "GPU 0 seen")
 
 
-async def test_a_gpu_whose_calls_fail_is_down_with_its_reason(node: Watched) -> None:
+async def test_gpu_with_failing_calls_is_down_with_the_reason(node: Watched) -> None:
     await node.until(all_up, "all up")
     node.control.gpus[6].error = UNKNOWN
     reading = await node.until(
@@ -320,7 +318,7 @@ async def test_a_gpu_whose_calls_fail_is_down_with_its_reason(node: Watched) -> 
     await node.until(all_up, "GPU 6 back")
 
 
-async def test_a_hanging_call_is_cut_off_and_reading_resumes_when_it_ends(node: Watched) -> None:
+async def test_hanging_call_is_cut_off_and_reading_resumes(node: Watched) -> None:
     await node.until(all_up, "all up")
     first_pid = node.worker.pid
     node.control.hang = b"nvmlGpmSampleGet"
@@ -333,7 +331,7 @@ async def test_a_hanging_call_is_cut_off_and_reading_resumes_when_it_ends(node: 
     assert node.worker.pid != first_pid
 
 
-async def test_a_hanging_start_is_cut_off_too(library: Path, tmp_path: Path, control: stub.StubControl) -> None:
+async def test_hanging_start_is_cut_off(library: Path, tmp_path: Path, control: stub.StubControl) -> None:
     control.hang = b"nvmlInitWithFlags"
     async with watched(library, tmp_path / "control", control, start_deadline_seconds=3.0) as node:
         await node.state(SourceState.HUNG)
@@ -341,7 +339,7 @@ async def test_a_hanging_start_is_cut_off_too(library: Path, tmp_path: Path, con
         await node.until(all_up, "reading")
 
 
-async def test_a_driver_that_is_not_loaded_is_named_and_tried_again(node: Watched) -> None:
+async def test_unloaded_driver_is_reported_and_retried(node: Watched) -> None:
     node.control.driver_error = DRIVER_NOT_LOADED
     await node.state(SourceState.FAILED)
     assert node.worker.status.reason == "driver_not_loaded"
@@ -350,7 +348,7 @@ async def test_a_driver_that_is_not_loaded_is_named_and_tried_again(node: Watche
     await node.until(all_up, "reading once the driver is loaded")
 
 
-async def test_a_driver_that_is_unloaded_while_running_is_named_and_comes_back(node: Watched) -> None:
+async def test_driver_unloaded_while_running_is_reported_and_returns(node: Watched) -> None:
     await node.until(all_up, "all up")
     node.control.driver_error = DRIVER_NOT_LOADED
     await node.state(SourceState.FAILED)
@@ -359,7 +357,7 @@ async def test_a_driver_that_is_unloaded_while_running_is_named_and_comes_back(n
     await node.until(all_up, "reading again")
 
 
-async def test_an_xid_is_told_once(node: Watched) -> None:
+async def test_xid_is_reported_once(node: Watched) -> None:
     await node.until(all_up, "all up")
     node.control.gpus[4].xid = 79
     node.control.gpus[4].xid_count = 1
@@ -369,7 +367,7 @@ async def test_an_xid_is_told_once(node: Watched) -> None:
     assert reading.xids == ()
 
 
-async def test_a_slow_driver_is_waited_for(node: Watched) -> None:
+async def test_slow_driver_is_not_reported_as_hung(node: Watched) -> None:
     await node.until(all_up, "all up")
     node.control.slow_micros = 2_000
     await node.until(lambda reading: all_up(reading) and reading.duration_seconds > 0.1, "a slow sample")

@@ -109,7 +109,7 @@ def node(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield one
 
 
-def test_what_the_driver_holds_is_what_a_scrape_shows(node: Node) -> None:
+def test_scrape_shows_the_values_of_the_driver(node: Node) -> None:
     page = node.agent.until(lambda page: len(matching(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")) == GPUS, "GPM")
     for index in range(GPUS):
         mine = {name.partition("{")[0]: value for name, value in page.items() if stub.gpu_uuid(index) in name}
@@ -122,7 +122,7 @@ def test_what_the_driver_holds_is_what_a_scrape_shows(node: Node) -> None:
         assert mine["gpu_activity_ratio"] == pytest.approx((805 - index) / 1000)
 
 
-def test_metrics_are_served_while_a_driver_call_hangs_and_devices_come_back(node: Node) -> None:
+def test_metrics_are_served_while_a_driver_call_hangs_and_devices_return(node: Node) -> None:
     node.control.hang = b"nvmlDeviceGetPowerUsage"
     dark = node.agent.until(lambda page: up(page) == dict.fromkeys(range(GPUS), 0.0), "every GPU down")
     assert matching(dark, "gpu_activity_ratio") == {}
@@ -133,7 +133,7 @@ def test_metrics_are_served_while_a_driver_call_hangs_and_devices_come_back(node
     assert total(page, "gpu_exporter_source_up") == 1
 
 
-def test_a_lost_gpu_is_down_alone_and_comes_back(node: Node) -> None:
+def test_lost_gpu_alone_is_down_and_returns(node: Node) -> None:
     node.control.gpus[3].error = 15
     page = node.agent.until(lambda page: up(page).get(3) == 0, "GPU 3 down")
     assert up(page) == {index: float(index != 3) for index in range(GPUS)}
@@ -142,7 +142,7 @@ def test_a_lost_gpu_is_down_alone_and_comes_back(node: Node) -> None:
     node.agent.until(all_up, "GPU 3 back")
 
 
-def test_a_killed_child_is_replaced_and_the_page_stays(node: Node) -> None:
+def test_killed_child_is_replaced_while_metrics_are_served(node: Node) -> None:
     before = node.agent.until(all_up, "all up")
     os.kill(node.child(), signal.SIGKILL)
     node.agent.until(lambda page: errors(page, "died") >= 1, "the death counted")
@@ -150,7 +150,7 @@ def test_a_killed_child_is_replaced_and_the_page_stays(node: Node) -> None:
     assert restarts(page) == restarts(before) + 1
 
 
-def test_a_release_leaves_nobody_in_the_driver_until_it_opens_again(library: Path, node: Node) -> None:
+def test_release_unmaps_the_driver_library_until_it_reopens(library: Path, node: Node) -> None:
     mapped, child = str(library / "libnvidia-ml.so.1"), node.child()
     assert mapped in Path(f"/proc/{child}/maps").read_text(encoding="utf-8")
     assert mapped not in Path(f"/proc/{node.agent.process.pid}/maps").read_text(encoding="utf-8")
@@ -165,7 +165,7 @@ def test_a_release_leaves_nobody_in_the_driver_until_it_opens_again(library: Pat
     node.agent.until(lambda page: 1.0 not in up(page).values(), "SIGUSR1 releases as well")
 
 
-def test_a_library_replaced_under_the_agent_is_loaded_without_a_restart(tmp_path: Path) -> None:
+def test_library_replaced_under_the_agent_is_loaded_without_a_restart(tmp_path: Path) -> None:
     library = stub.build(tmp_path / "driver")
     with running(library, tmp_path) as node:
         child = node.child()
@@ -177,7 +177,7 @@ def test_a_library_replaced_under_the_agent_is_loaded_without_a_restart(tmp_path
         assert node.child() != child
 
 
-def test_an_agent_without_a_driver_says_so_and_starts_when_it_comes(library: Path, tmp_path: Path) -> None:
+def test_agent_without_a_driver_is_not_ready_and_starts_when_it_loads(library: Path, tmp_path: Path) -> None:
     with running(library, tmp_path, driver_error=9) as node:
         page = node.agent.until(lambda page: errors(page, "driver_not_loaded") >= 1, "the reason counted")
         assert up(page) == {}

@@ -43,7 +43,7 @@ def balance(output: str, case: str) -> list[float]:
     return [float(cell.split()[0]) for cell in row.strip("|").split("|")[3:6]]
 
 
-def test_without_a_trace_the_accuracy_benchmark_says_so_and_is_content(tmp_path: Path) -> None:
+def test_accuracy_benchmark_without_a_trace_reports_the_skip_and_succeeds(tmp_path: Path) -> None:
     done = run(str(SCRIPT), "--traces", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stdout
@@ -53,7 +53,7 @@ def test_without_a_trace_the_accuracy_benchmark_says_so_and_is_content(tmp_path:
 @pytest.mark.skipif(
     not shutil.which("promtool") or not shutil.which("prometheus"), reason="needs prometheus: make install"
 )
-def test_an_hour_of_a_small_trace_comes_out_of_prometheus_as_it_went_into_the_meter(traces: Path) -> None:
+def test_prometheus_results_match_the_metered_hour_of_a_small_trace(traces: Path) -> None:
     done = run(str(SCRIPT), "--traces", str(traces), "--hours", "1", "--gpus", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     for case in ("clean", "2 % of scrapes lost", "agents restarted", "Prometheus away 10 min"):

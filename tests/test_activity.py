@@ -48,12 +48,12 @@ def judge_values(values: Mapping[Field, float], from_dcgm: frozenset[Field] = fr
     return Track(from_dcgm=from_dcgm).see(values)[0]
 
 
-def test_the_engine_counter_wins_over_utilisation() -> None:
+def test_engine_counter_takes_precedence_over_utilisation() -> None:
     judged = judge_values({Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100})
     assert judged.activity == Activity(ratio=0.4, source=ActivitySource.ENGINE)
 
 
-def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
+def test_utilisation_is_used_without_an_engine_counter() -> None:
     assert judge_values({Field.GPU_UTIL: 37}).activity == Activity(ratio=0.37, source=ActivitySource.UTILISATION)
 
 
@@ -61,7 +61,7 @@ def test_utilisation_serves_where_there_is_no_engine_counter() -> None:
     ("from_dcgm", "measured_by"),
     [({Field.PROF_GR_ENGINE_ACTIVE}, "dcgm"), ({Field.GPU_UTIL, Field.ENC_UTIL}, "nvml"), (set(), "nvml")],
 )
-def test_who_measured_it_is_who_told_the_figure_that_counts(from_dcgm: set[Field], measured_by: str) -> None:
+def test_measured_by_is_the_source_of_the_figure_used(from_dcgm: set[Field], measured_by: str) -> None:
     values = {Field.PROF_GR_ENGINE_ACTIVE: 0.4, Field.GPU_UTIL: 100, Field.ENC_UTIL: 10}
     activity = judge_values(values, frozenset(from_dcgm)).activity
     assert activity is not None
@@ -70,7 +70,7 @@ def test_who_measured_it_is_who_told_the_figure_that_counts(from_dcgm: set[Field
     assert {part.measured_by for part in parts if part} == {measured_by}
 
 
-def test_a_codec_s_figure_and_a_utilisation_are_their_own_sources() -> None:
+def test_measured_by_of_a_codec_or_utilisation_figure_is_its_own_source() -> None:
     told = frozenset({Field.ENC_UTIL, Field.GPU_UTIL})
     for values in ({Field.GPU_UTIL: 40}, {Field.PROF_GR_ENGINE_ACTIVE: 0.1, Field.ENC_UTIL: 60, Field.DEC_UTIL: 5}):
         activity = judge_values(values, told).activity
@@ -78,7 +78,7 @@ def test_a_codec_s_figure_and_a_utilisation_are_their_own_sources() -> None:
         assert activity.measured_by == "dcgm"
 
 
-def test_the_mean_of_a_partitioned_gpu_is_dcgm_s_as_soon_as_one_instance_is() -> None:
+def test_partitioned_gpu_mean_is_measured_by_dcgm_if_any_instance_is() -> None:
     board = Gpu(uuid="GPU-0", index=0, minor=0, model="A100", pci_bus_id="", mig_enabled=True, compute_slices=7)
     parts = [
         (3, Judgement(activity=Activity(ratio=0.5, source=ActivitySource.ENGINE, measured_by="dcgm"))),
@@ -90,13 +90,13 @@ def test_the_mean_of_a_partitioned_gpu_is_dcgm_s_as_soon_as_one_instance_is() ->
     assert mean.measured_by == "dcgm"
 
 
-def test_a_transcoder_is_not_idle() -> None:
+def test_transcoding_gpu_is_not_idle() -> None:
     judged = judge_values({Field.GPU_UTIL: 2, Field.ENC_UTIL: 71, Field.DEC_UTIL: 30})
     assert judged.activity == Activity(ratio=0.71, source=ActivitySource.CODEC)
 
 
 @pytest.mark.parametrize("values", [{}, {Field.POWER_USAGE: 300.0}, {Field.ENC_UTIL: 0, Field.DEC_UTIL: 0}])
-def test_without_a_compute_signal_activity_is_unknown_and_never_zero(values: dict[Field, float]) -> None:
+def test_activity_without_a_compute_signal_is_unknown_and_never_zero(values: dict[Field, float]) -> None:
     assert judge_values(values) == Judgement(activity=None, reason="no_source")
 
 
@@ -130,7 +130,7 @@ def reading(engine: float, utilisation: float, **others: float) -> dict[Field, f
 
 @pytest.mark.parametrize("from_dcgm", [frozenset(), DCGM], ids=["one source", "two sources"])
 @pytest.mark.parametrize("utilisation", [[99], [45], [99, 30, 99, 99, 30, 99], [99, 99, 99, 99, 99, 42], [12]], ids=str)
-def test_a_dead_engine_counter_beside_utilisation_is_unknown(
+def test_dead_engine_counter_with_utilisation_is_a_contradiction(
     utilisation: list[int], from_dcgm: frozenset[Field]
 ) -> None:
     device = Track(from_dcgm=from_dcgm)
@@ -155,13 +155,13 @@ def test_a_dead_engine_counter_beside_utilisation_is_unknown(
         ("a job that ends and starts", [reading(0.95, 95)] * 600 + [reading(0.0, 95)] + [reading(0.0, 0)] * 600),
     ],
 )
-def test_readings_that_agree_in_the_mean_are_no_contradiction(name: str, seconds: list[dict[Field, float]]) -> None:
+def test_readings_that_agree_on_average_are_no_contradiction(name: str, seconds: list[dict[Field, float]]) -> None:
     device = Track()
     reasons = {device.see(seconds[second % len(seconds)])[0].reason for second in range(3600)}
     assert reasons == {""}, name
 
 
-def test_the_first_reading_and_one_after_a_long_gap_are_no_contradiction() -> None:
+def test_first_reading_and_reading_after_a_long_gap_are_no_contradiction() -> None:
     device = Track()
     stopped = reading(0.0, 99)  # of work that ended a moment ago
     assert device.see(stopped)[0].reason == ""
@@ -171,7 +171,7 @@ def test_the_first_reading_and_one_after_a_long_gap_are_no_contradiction() -> No
 
 
 @pytest.mark.parametrize("interval_seconds", [1.0, 10.0, 60.0, 300.0])
-def test_rare_samples_that_meet_the_begin_of_a_job_are_no_contradiction(interval_seconds: float) -> None:
+def test_sparse_samples_at_a_job_start_are_no_contradiction(interval_seconds: float) -> None:
     device = Track()
     device.interval_seconds = interval_seconds
     for values in (reading(0.0, 0), reading(0.05, 100), reading(1.0, 100), reading(0.02, 0), reading(0.02, 100)):
@@ -180,12 +180,12 @@ def test_rare_samples_that_meet_the_begin_of_a_job_are_no_contradiction(interval
     assert device.see(reading(0.0, 45), 20)[-1].reason == "contradiction"
 
 
-def test_a_partitioned_gpu_without_utilisation_cannot_contradict_itself() -> None:
+def test_partitioned_gpu_without_utilisation_has_no_contradiction() -> None:
     device = Track(level=DeviceLevel.PARTITIONED_GPU, model="NVIDIA H100 80GB HBM3")
     assert {judged.reason for judged in device.see({Field.PROF_GR_ENGINE_ACTIVE: 0.0}, 300)} == {""}
 
 
-def test_a_contradiction_ends_when_the_readings_agree_and_counts_again() -> None:
+def test_contradiction_ends_when_readings_agree_and_is_counted_again() -> None:
     device = Track()
     device.see(reading(0.0, 90), 600)
     healed = device.see(reading(0.9, 90), 60)
@@ -194,7 +194,7 @@ def test_a_contradiction_ends_when_the_readings_agree_and_counts_again() -> None
     assert device.counted("contradiction") == 2
 
 
-def test_a_busy_gpu_without_process_and_memory_is_unknown() -> None:
+def test_busy_gpu_without_process_and_memory_is_unknown() -> None:
     stuck = {Field.GPU_UTIL: 100, Field.FB_USED: 3, **CODECS_AT_REST}
     device = Track(process_count=0)
     assert device.see(stuck, 30)[-1].reason == "contradiction"
@@ -206,7 +206,7 @@ def test_a_busy_gpu_without_process_and_memory_is_unknown() -> None:
     assert {judged.reason for judged in ended.see(stuck, 3, process_count=0)} == {""}, "utilisation lags"
 
 
-def test_a_contradiction_of_a_device_that_is_forgotten_counts_again() -> None:
+def test_contradiction_of_a_forgotten_device_is_counted_again() -> None:
     device = Track()
     device.see(reading(0.0, 99), 60)
     device.judge.forget(frozenset({"GPU-0"}))
@@ -221,33 +221,33 @@ INSTANCE = {"level": DeviceLevel.INSTANCE, "uuid": "MIG-0"}
 IDLE_ENGINE = {Field.PROF_GR_ENGINE_ACTIVE: 0.01}
 
 
-def test_an_instance_that_decodes_video_is_busy() -> None:
+def test_instance_that_decodes_video_is_busy() -> None:
     device = Track(**INSTANCE, model="NVIDIA H100 80GB HBM3")
     judged = device.see({**IDLE_ENGINE, DECODERS[0]: 0.1, DECODERS[3]: 0.9})[0]
     assert judged == Judgement(activity=Activity(ratio=0.9, source=ActivitySource.CODEC))
 
 
-def test_an_instance_whose_codecs_no_source_measures_is_idle_and_counted_as_incomplete() -> None:
+def test_instance_with_unmeasured_codecs_is_idle_and_counted_incomplete() -> None:
     device = Track(**INSTANCE, model="NVIDIA A100-SXM4-40GB", from_dcgm=DCGM, process_count=2)
     assert {judged.reason for judged in device.see(IDLE_ENGINE, 3600)} == {""}
     assert device.counted("incomplete") == 1
 
 
-def test_a_new_gpu_is_not_idle_before_dcgm_has_reported_its_codecs() -> None:
+def test_new_gpu_is_not_idle_before_dcgm_reports_its_codecs() -> None:
     device = Track(model="NVIDIA H200", from_dcgm=frozenset({Field.GPU_UTIL}))
     judged = [one.reason for one in device.see({Field.GPU_UTIL: 4}, 10)]
     assert judged[:5] == ["incomplete"] * 5
     assert set(judged[6:]) == {""}
 
 
-def test_a_new_instance_that_dcgm_measures_is_not_idle_before_nvml_has_reported_its_codecs() -> None:
+def test_new_instance_measured_by_dcgm_is_not_idle_before_nvml_reports_codecs() -> None:
     device = Track(**INSTANCE, model="NVIDIA H100 80GB HBM3", from_dcgm=DCGM, process_count=2)
     judged = [one.reason for one in device.see(IDLE_ENGINE, 10)]
     assert judged[:5] == ["incomplete"] * 5
     assert set(judged[6:]) == {""}
 
 
-def test_an_unmeasured_codec_makes_an_instance_unknown_while_the_gpu_uses_one() -> None:
+def test_unmeasured_codec_makes_an_instance_unknown_while_the_gpu_uses_it() -> None:
     device = Track(**INSTANCE, model="NVIDIA A100-SXM4-40GB", from_dcgm=DCGM, process_count=2)
     decodes = {DECODERS[2]: 0.4}
     assert device.see(IDLE_ENGINE, parent_values=decodes)[0].reason == "incomplete"
@@ -258,7 +258,7 @@ def test_an_unmeasured_codec_makes_an_instance_unknown_while_the_gpu_uses_one() 
     assert busy == Activity(ratio=0.3, source=ActivitySource.ENGINE, measured_by="dcgm"), "busy enough is not idle"
 
 
-def test_a_codec_reading_that_fails_once_makes_one_sample_unknown() -> None:
+def test_single_failed_codec_reading_makes_one_sample_unknown() -> None:
     device = Track(model="NVIDIA L40S")
     idle = {Field.GPU_UTIL: 0, **CODECS_AT_REST}
     failing = {key: value for key, value in idle.items() if key is not Field.DEC_UTIL}
@@ -267,7 +267,7 @@ def test_a_codec_reading_that_fails_once_makes_one_sample_unknown() -> None:
     assert device.counted("incomplete") == 0
 
 
-def test_an_unmeasured_codec_of_a_gpu_without_processes_is_idle() -> None:
+def test_unmeasured_codec_of_a_gpu_without_processes_is_idle() -> None:
     device = Track(model="NVIDIA L40S")
     device.see({Field.GPU_UTIL: 0, **CODECS_AT_REST, Field.JPG_UTIL: 80}, 10)
     without = {Field.GPU_UTIL: 0, Field.ENC_UTIL: 0, Field.DEC_UTIL: 0, Field.OFA_UTIL: 0}
@@ -278,7 +278,7 @@ def test_an_unmeasured_codec_of_a_gpu_without_processes_is_idle() -> None:
     assert hidden[0].reason == "incomplete", "memory in use belongs to a process that the list lacks"
 
 
-def test_a_codec_that_is_no_longer_measured_is_unknown_only_if_it_was_in_use() -> None:
+def test_codec_no_longer_measured_is_unknown_only_if_it_was_in_use() -> None:
     for percent, later in ((80, "incomplete"), (0, "")):
         device = Track(model="NVIDIA L40S")
         device.see({Field.GPU_UTIL: 0, **CODECS_AT_REST, Field.JPG_UTIL: percent}, 10)
@@ -301,7 +301,7 @@ def test_a_codec_that_is_no_longer_measured_is_unknown_only_if_it_was_in_use() -
         ("NVIDIA RTX 4000 SFF Ada Generation", set()),
     ],
 )
-def test_engines_that_a_model_lacks_are_not_awaited(model: str, lacks: set[EngineClass]) -> None:
+def test_engines_missing_from_a_model_are_not_awaited(model: str, lacks: set[EngineClass]) -> None:
     has = {row.engine for row in engines_of(DeviceLevel.GPU, model)}
     assert {row.engine for row in ENGINES} - has == lacks
     device = Track(model=model)
@@ -329,7 +329,7 @@ def test_engines_that_a_model_lacks_are_not_awaited(model: str, lacks: set[Engin
         ({Field.PROF_GR_ENGINE_ACTIVE: 0.4}, {}, False),
     ],
 )
-def test_process_samples_cover_a_device_if_they_have_every_engine_in_use(
+def test_process_samples_cover_a_device_if_they_cover_every_engine_in_use(
     values: dict[Field, float], sampled: dict[str, float], *, covered: bool
 ) -> None:
     one = ProcessUse(pid=1, **sampled)  # type: ignore[arg-type] # a table
@@ -337,7 +337,7 @@ def test_process_samples_cover_a_device_if_they_have_every_engine_in_use(
     assert samples_cover(values, [])
 
 
-def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None:
+def test_partitioned_gpu_activity_is_the_slice_weighted_mean_of_instances() -> None:
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     unknown = Judgement(activity=None, reason="no_source")
 
@@ -354,7 +354,7 @@ def test_a_partitioned_gpu_is_the_slice_weighted_mean_of_its_instances() -> None
     assert lacking(engine(0.04)) == Judgement(activity=None, reason="incomplete")
 
 
-def test_codecs_of_instances_count_for_their_gpu() -> None:
+def test_instance_codecs_count_for_their_gpu() -> None:
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     own = Judgement(activity=Activity(ratio=0.01, source=ActivitySource.ENGINE))
     codec = Judgement(activity=Activity(ratio=0.7, source=ActivitySource.CODEC))
@@ -363,7 +363,7 @@ def test_codecs_of_instances_count_for_their_gpu() -> None:
     assert partitioned_activity(gpu, own, [(3, own), (3, own)], idle_below=0.05) == own
 
 
-def test_a_partitioned_gpu_is_not_idle_while_one_instance_is_unknown() -> None:
+def test_partitioned_gpu_is_not_idle_while_one_instance_is_unknown() -> None:
     """Its engine counter does not show what an instance decodes that was made a moment ago."""
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     idle, busy = (Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE)) for ratio in (0.01, 0.4))
@@ -389,7 +389,7 @@ HALF_A, HALF_B = holder("a", 0.5), holder("b", 0.5)
 QUARTERS = [holder(name, 0.25) for name in "abcd"]
 
 
-def test_sharers_get_their_part_by_process_samples() -> None:
+def test_shared_activity_is_split_by_process_samples() -> None:
     device = Activity(ratio=0.8, source=ActivitySource.UTILISATION)
     split = split_activity(device, [HALF_A, HALF_B], [sampled(0.3, HALF_A), sampled(0.1, HALF_B)])
     assert ratios_of(split) == pytest.approx([0.6, 0.2])
@@ -404,7 +404,7 @@ def test_split_of_an_idle_device_without_samples_is_estimated() -> None:
     assert split.bounds == ((0.0, 0.0), (0.0, 0.0)), "both are known to be idle"
 
 
-def test_without_process_data_the_parts_are_by_share_and_say_so() -> None:
+def test_split_without_process_data_is_by_share_and_estimated() -> None:
     device = Activity(ratio=0.6, source=ActivitySource.UTILISATION)
     split = split_activity(device, [holder("a", 0.5), holder("b", 0.25)], None)
     assert ratios_of(split) == pytest.approx([0.4, 0.2])
@@ -412,20 +412,20 @@ def test_without_process_data_the_parts_are_by_share_and_say_so() -> None:
     assert split.bounds == ((0.0, pytest.approx(0.6)),) * 2, "all of it may be of either"
 
 
-def test_silent_samples_on_a_busy_device_do_not_make_its_sharers_idle() -> None:
+def test_zero_process_samples_on_a_busy_device_do_not_make_sharers_idle() -> None:
     device = Activity(ratio=0.9, source=ActivitySource.ENGINE)
     split = split_activity(device, [HALF_A, HALF_B], [sampled(0.0, HALF_A), sampled(0.0, HALF_B)])
     assert ratios_of(split) == pytest.approx([0.45, 0.45])
 
 
-def test_a_foreign_process_on_an_exclusive_gpu_is_not_its_holders_activity() -> None:
+def test_foreign_process_on_an_exclusive_gpu_is_not_the_holders_activity() -> None:
     device = Activity(ratio=1.0, source=ActivitySource.ENGINE)
     split = split_activity(device, [holder("a")], [sampled(0.9)])
     assert split.parts[0] == Activity(ratio=0.0, source=ActivitySource.PROCESS_SAMPLES)
     assert split.remainder_ratio == pytest.approx(1.0)
 
 
-def test_a_single_holder_has_all_that_no_other_is_known_to_have_used() -> None:
+def test_single_holder_gets_all_activity_not_known_to_be_of_others() -> None:
     device = Activity(ratio=1.0, source=ActivitySource.ENGINE)
     alone = holder("a")
     assert split_activity(device, [alone], [sampled(0.9, alone, known=False)]).parts == (device,)
@@ -434,7 +434,7 @@ def test_a_single_holder_has_all_that_no_other_is_known_to_have_used() -> None:
     assert split.bounds == ((0.0, pytest.approx(0.9)),), "it may be of none"
 
 
-def test_a_pods_containers_divide_its_part_and_leave_the_other_pods_alone() -> None:
+def test_split_between_containers_of_a_pod_leaves_other_pods_unchanged() -> None:
     device = Activity(ratio=0.4, source=ActivitySource.UTILISATION)
     x, y, solo = (holder(name, 1 / 3) for name in ("pair-x", "pair-y", "solo"))
     split = split_activity(device, [x, y, solo], [sampled(0.4, x, y), sampled(0.0, solo)])
@@ -443,7 +443,7 @@ def test_a_pods_containers_divide_its_part_and_leave_the_other_pods_alone() -> N
     assert split.bounds == ((0.0, pytest.approx(0.4)), (0.0, pytest.approx(0.4)), (0.0, 0.0))
 
 
-def test_what_is_unknown_is_divided_among_those_it_may_be_of_and_the_rest_stays() -> None:
+def test_ambiguous_samples_are_split_among_their_candidate_holders() -> None:
     device = Activity(ratio=0.8, source=ActivitySource.UTILISATION)
     a, b, c, _ = QUARTERS
     samples = [sampled(0.4, a), sampled(0.1, b), sampled(0.1), sampled(0.2, b, c, known=False)]

@@ -85,7 +85,7 @@ def added_up(past: list[tuple[float, Step]], now: float, window: float) -> tuple
 
 @settings(max_examples=60, deadline=None)
 @given(found=steps(), start=st.sampled_from([0.0, 1e6]))
-def test_windows_are_what_all_portions_add_up_to(found: list[Step], start: float) -> None:
+def test_windows_equal_the_sum_of_all_portions(found: list[Step], start: float) -> None:
     windows, now, past = Windows(), start, []
     for step in found:
         now += step.seconds
@@ -115,7 +115,7 @@ def test_steady_use_is_exact_in_every_window(interval: float) -> None:
         assert measured == pytest.approx(0.75 * WINDOWS[window], abs=0.01)
 
 
-def test_time_that_passes_without_samples_lowers_what_was_measured() -> None:
+def test_time_without_samples_lowers_measured_seconds() -> None:
     windows = Windows()
     for minute in range(61):
         windows.add([portion(JOB, 0.0, 60.0, interval=60.0)], minute * 60.0)
@@ -125,7 +125,7 @@ def test_time_that_passes_without_samples_lowers_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("end", [1830, 1800])  # the last sample is at a mark, or between two
-def test_a_gap_is_unmeasured_and_is_not_filled_with_what_was_before(end: int) -> None:
+def test_gap_is_unmeasured_and_is_not_filled_with_earlier_values(end: int) -> None:
     windows, now = Windows(), end + 600.0
     for second in range(0, end + 1, 30):
         windows.add([portion(JOB, 30.0, interval=30.0)], float(second))
@@ -134,7 +134,7 @@ def test_a_gap_is_unmeasured_and_is_not_filled_with_what_was_before(end: int) ->
     assert windows.at(now + 600.0).of_owner(JOB)["15m"] == (0.0, 0.0)
 
 
-def test_counters_of_weeks_do_not_overflow() -> None:
+def test_window_sums_do_not_overflow_after_weeks() -> None:
     windows = Windows()
     now = 0.0
     for _ in range(1500):
@@ -146,7 +146,7 @@ def test_counters_of_weeks_do_not_overflow() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(found=steps(), at=st.floats(0, 1), away=st.floats(0, 20_000))
-def test_a_restart_changes_nothing_but_the_time_that_it_takes(found: list[Step], at: float, away: float) -> None:
+def test_restart_loses_only_its_own_duration(found: list[Step], at: float, away: float) -> None:
     whole, stopped = Windows(), Windows()
     now, cut = 0.0, int(at * len(found))
     for number, step in enumerate(found):
@@ -184,14 +184,14 @@ def test_a_restart_changes_nothing_but_the_time_that_it_takes(found: list[Step],
         {"last": float("nan")},
     ],
 )
-def test_what_is_no_dump_of_windows_is_refused(damage: dict[str, object]) -> None:
+def test_invalid_windows_dump_is_refused(damage: dict[str, object]) -> None:
     good = Windows()
     good.add([portion(JOB, 1.0)], 10.0)
     with pytest.raises((KeyError, TypeError, ValueError)):
         Windows.load(good.dump() | damage, 20.0)
 
 
-def test_an_owner_that_becomes_known_takes_the_pods_windows_along() -> None:
+def test_owner_known_later_takes_over_the_windows_of_its_pod() -> None:
     windows = Windows()
     unknown = Owner(namespace="ml", kind="Pod", name="pod-0", provisional=True)
     others = pod_account(1)
@@ -211,7 +211,7 @@ def test_an_owner_that_becomes_known_takes_the_pods_windows_along() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_an_owner_known_late_has_what_it_would_have_had(seed: int) -> None:
+def test_owner_known_late_has_the_same_windows_as_one_known_early(seed: int) -> None:
     chance = Random(seed)  # noqa: S311 - use of GPUs, not secrets
     late, early = Windows(), Windows()
     known_at, now = chance.uniform(0, 90_000), 0.0
@@ -228,7 +228,7 @@ def test_an_owner_known_late_has_what_it_would_have_had(seed: int) -> None:
         assert late.at(now).profile_of(JOB)[window] == pytest.approx(early.at(now).profile_of(JOB)[window], abs=0.02)
 
 
-def test_a_pod_that_ended_before_its_owner_was_known_counts_for_it() -> None:
+def test_pod_that_ended_before_its_owner_was_known_counts_for_the_owner() -> None:
     windows = Windows()
     unknown = Owner(namespace="ml", kind="Pod", name="pod-0", provisional=True)
     windows.add([portion(unknown, 1.0)], 10.0)
@@ -242,13 +242,13 @@ def test_a_pod_that_ended_before_its_owner_was_known_counts_for_it() -> None:
     assert windows.at(11.0).of_owner(replace(unknown, provisional=False))["15m"] == pytest.approx((1.0, 1.0))
 
 
-def test_a_namespace_alone_is_shown_as_the_pod() -> None:
+def test_owner_with_only_a_namespace_is_shown_as_the_pod() -> None:
     windows = Windows()
     windows.add([portion(Owner(namespace="ml"), 1.0)], 10.0)
     assert windows.at(10.0).owners() == {Owner(namespace="ml", kind="Pod", name="pod-0")}
 
 
-def test_another_pod_of_the_same_name_starts_with_empty_windows() -> None:
+def test_second_pod_with_the_same_name_starts_with_empty_windows() -> None:
     windows = Windows()
     windows.add([portion(JOB, 1.0, pod=pod_account(uid="a"))], 10.0)
     windows.add([portion(JOB, 0.5, pod=pod_account(uid="b"))], 11.0)
@@ -258,14 +258,14 @@ def test_another_pod_of_the_same_name_starts_with_empty_windows() -> None:
     assert reading.of_owner(JOB)["15m"] == pytest.approx((1.5, 1.5))
 
 
-def test_a_uid_that_becomes_known_is_the_same_pod() -> None:
+def test_pod_uid_known_later_continues_the_same_pod() -> None:
     windows = Windows()
     windows.add([portion(JOB, 1.0)], 10.0)
     windows.add([portion(JOB, 1.0, pod=pod_account(uid="a"))], 11.0)
     assert windows.at(11.0).of_holder(KEY, "a")["15m"] == pytest.approx((2.0, 2.0))
 
 
-def test_estimated_portions_count_for_nobody_and_mark_the_holder_for_15_minutes() -> None:
+def test_estimated_portions_count_as_shared_and_mark_the_holder_for_15_minutes() -> None:
     windows = Windows()
     windows.add([replace(portion(JOB, 1.0), estimated=True)], 10.0)
     windows.add([portion(JOB, 0.5)], 11.0)
@@ -289,7 +289,7 @@ def test_ended_holders_and_owners_are_forgotten() -> None:
     assert not windows.shared
 
 
-def test_of_too_many_ended_owners_the_oldest_are_forgotten() -> None:
+def test_oldest_ended_owners_over_the_limit_are_forgotten() -> None:
     windows = Windows()
     jobs = [Owner(namespace="ml", kind="Job", name=f"job-{number}") for number in range(OWNERS_LIMIT + 60)]
     for first in range(0, len(jobs), 60):

@@ -29,7 +29,7 @@ def sampled(page: dict[str, float]) -> object:
     return matching(page, "gpu_activity_ratio")
 
 
-def test_a_simulated_node_is_served_and_says_that_it_is_simulated(demo_agent: AgentProcess) -> None:
+def test_simulated_node_is_served_and_marked_as_simulated(demo_agent: AgentProcess) -> None:
     page = demo_agent.series()
     assert page["gpu_exporter_simulated"] == 1
     assert demo_agent.get("/readyz")[0] == 200
@@ -38,7 +38,7 @@ def test_a_simulated_node_is_served_and_says_that_it_is_simulated(demo_agent: Ag
     assert json.loads(demo_agent.get("/api/v1/devices")[1])["simulated"] is True
 
 
-def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess) -> None:
+def test_every_kind_of_holder_in_the_demo_is_attributed(demo_agent: AgentProcess) -> None:
     page = demo_agent.series()
     whole = matching(page, "DCGM_FI_DEV_POWER_USAGE", namespace="research", pod="llama-pretrain-worker-0")
     assert len(whole) == 1
@@ -50,7 +50,7 @@ def test_every_kind_of_holder_of_the_demo_is_attributed(demo_agent: AgentProcess
     assert list(free.values()) == [1]
 
 
-def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path) -> None:
+def test_demo_splits_cost_by_pod_and_namespace_labels(tmp_path: Path) -> None:
     alone = Tools(prometheus=None, alertmanager=None)
     command = stack.programs(StackOptions(scenario="demo", agent_command=()), alone, None, 0, tmp_path)[0].command
     with running_agent(*command, "--kube-start-jitter", "0s") as agent:
@@ -70,14 +70,14 @@ def test_the_demo_divides_money_by_labels_of_pods_and_namespaces(tmp_path: Path)
         assert not [one for one in page if "cost_labels" in one and not one.startswith("gpu_ledger_")]
 
 
-def test_a_prometheus_that_asks_for_openmetrics_gets_it(demo_agent: AgentProcess) -> None:
+def test_openmetrics_is_served_when_requested(demo_agent: AgentProcess) -> None:
     status, body = demo_agent.get("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
     assert status == 200
     assert body.endswith("# EOF\n")
 
 
 @NEEDS_NAMESPACES
-def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
+def test_agent_as_process_1_ends_on_sigterm() -> None:
     with running_agent("--simulate", "t4-timeslicing", prefix=AS_PROCESS_1) as agent:
         agent.until(sampled, "a first sample")
         (inner,) = agent.children()
@@ -88,7 +88,7 @@ def test_as_process_1_of_a_container_the_agent_ends_on_sigterm() -> None:
 
 
 @NEEDS_NAMESPACES
-def test_as_process_1_of_a_container_a_command_that_waits_for_a_file_ends_on_sigterm(tmp_path: Path) -> None:
+def test_command_blocked_on_a_file_as_process_1_ends_on_sigterm(tmp_path: Path) -> None:
     book = tmp_path / "book.yaml"
     os.mkfifo(book)
     command = (sys.executable, "-m", "exporter", "prices", "check", str(book))
@@ -102,7 +102,7 @@ def test_as_process_1_of_a_container_a_command_that_waits_for_a_file_ends_on_sig
             process.kill()
 
 
-def test_a_kubelet_that_is_not_there_costs_attribution_only(tmp_path: Path) -> None:
+def test_missing_kubelet_affects_only_attribution(tmp_path: Path) -> None:
     demo = (ROOT / "simulator/gpu_simulator/scenarios/demo.yaml").read_text(encoding="utf-8")
     without_kubelet = tmp_path / "without-kubelet.yaml"
     without_kubelet.write_text(demo.replace("faults:", "faults:\n  - {kind: kubelet_down, from: 0}", 1))
@@ -114,7 +114,7 @@ def test_a_kubelet_that_is_not_there_costs_attribution_only(tmp_path: Path) -> N
         assert agent.get("/readyz")[0] == 200, "the kubelet alone does not make the node's readings useless"
 
 
-def test_without_a_driver_the_agent_says_so_and_keeps_trying(tmp_path: Path) -> None:
+def test_agent_without_a_driver_reports_the_reason_and_retries(tmp_path: Path) -> None:
     # Found before any real one, and no library: so this is a machine without a driver, wherever the test runs.
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
     with running_agent("--attribution", "off", env={"LD_LIBRARY_PATH": str(tmp_path)}) as agent:
@@ -135,7 +135,7 @@ def refused(*arguments: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_configuration_errors_are_reported_at_once(tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text("sample-intervall: 1s\nidle-threshold: 7\n")
     collectors = tmp_path / "collectors.csv"
@@ -173,7 +173,7 @@ sys.exit(main(sys.argv[4:]))
 """Runs the agent; its ticks fail while a file is there. Arguments: python -m exporter, and the agent's own."""
 
 
-def test_a_tick_that_fails_is_counted_on_the_page_and_ends_readiness(tmp_path: Path) -> None:
+def test_failing_tick_is_counted_and_ends_readiness(tmp_path: Path) -> None:
     script, fails = tmp_path / "agent.py", tmp_path / "agent.py.fails"
     script.write_text(FAILING_TICKS)
     fails.touch()

@@ -58,7 +58,7 @@ def up(page: Page) -> list[float]:
     return list(matching(page, "gpu_up").values())
 
 
-def test_each_source_gives_what_it_has_and_every_page_says_which_did() -> None:
+def test_both_sources_provide_their_fields_and_every_page_names_the_source() -> None:
     with both() as agent:
         page = agent.until(lambda page: len(of_instances(page)) == INSTANCES, "activity of MIG instances")
         assert all('measured_by="dcgm"' in series for series in of_instances(page))
@@ -76,7 +76,7 @@ def test_each_source_gives_what_it_has_and_every_page_says_which_did() -> None:
         assert "engine, DCGM" in shown
 
 
-def test_when_nvml_hangs_dcgm_carries_on_and_no_gpu_is_down_on_any_page() -> None:
+def test_dcgm_keeps_every_gpu_up_while_nvml_hangs() -> None:
     with both("t4-timeslicing") as agent:
         os.kill(child_of(agent, "nvml"), signal.SIGSTOP)
         dark = []
@@ -97,7 +97,7 @@ def test_when_nvml_hangs_dcgm_carries_on_and_no_gpu_is_down_on_any_page() -> Non
         assert not any("tick failed" in line for line in agent.lines)
 
 
-def test_an_engine_that_pauses_goes_and_hangs_costs_its_own_figures_and_nothing_else(tmp_path: Path) -> None:
+def test_failing_engine_removes_only_its_own_values(tmp_path: Path) -> None:
     paused = "kind: profiling_paused, from: 0, for: 10, every: 60"
     gone, hung = "kind: engine_down, from: 16, for: 5, every: 60", "kind: engine_hang, from: 34, for: 6, every: 60"
     with both(with_faults(tmp_path, paused, gone, hung)) as agent:
@@ -136,7 +136,7 @@ def test_an_engine_that_pauses_goes_and_hangs_costs_its_own_figures_and_nothing_
         agent.until(profiled, "they return by themselves")
 
 
-def test_a_release_closes_both_children_and_both_return_and_end_with_the_agent() -> None:
+def test_release_closes_both_children_until_they_resume_and_end_with_the_agent() -> None:
     with both("t4-timeslicing") as agent:
         before = set(agent.children())
         assert len(before) == 2
@@ -153,7 +153,7 @@ def test_a_release_closes_both_children_and_both_return_and_end_with_the_agent()
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
-def test_dcgm_alone_needs_no_child_for_nvml() -> None:
+def test_dcgm_source_alone_starts_no_nvml_child() -> None:
     options = ("--simulate", "a100-mig", "--source", "dcgm", *INTERVAL)
     with running_agent(*options) as agent:
         page = agent.until(lambda page: len(of_instances(page)) == INSTANCES, "activity of MIG instances")

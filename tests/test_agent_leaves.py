@@ -89,7 +89,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
-def test_an_agent_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_agent_with_a_hanging_disk_ends_on_sigterm(tmp_path: Path) -> None:
     library, control, state = tmp_path / "chaos_clock.so", tmp_path / "control", tmp_path / "state"
     source = ROOT / "benchmarks" / "chaos_clock.c"
     subprocess.run([str(COMPILER), "-O2", "-fPIC", "-shared", str(source), "-o", str(library), "-ldl"], check=True)
@@ -107,12 +107,12 @@ def test_an_agent_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path) -> No
     assert any("without a thread" in line for line in agent.lines)
 
 
-def test_an_agent_of_which_a_part_cannot_begin_ends_with_all_that_has_begun() -> None:
+def test_agent_with_a_part_that_fails_to_start_stops_all_started_parts() -> None:
     process = subprocess.run([sys.executable, "-c", BROKEN], check=False, capture_output=True, text=True, timeout=60)
     assert (process.stdout, process.stderr, process.returncode) == ("left []  -1\n", "", 0)
 
 
-def test_an_agent_that_gets_no_thread_to_save_in_says_so_and_ends_all_the_same(tmp_path: Path) -> None:
+def test_agent_without_a_thread_for_saving_reports_it_and_ends(tmp_path: Path) -> None:
     command = (sys.executable, "-c", BROKEN, str(tmp_path))
     process = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     told = "left []  -1\nCounter({('state', 'state_unwritable'): 2})\n"

@@ -49,9 +49,7 @@ def test_alertmanager_accepts_the_example(amtool: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "severity"), ALERTS, ids=str)
-def test_every_alert_of_the_rules_has_somebody_who_is_told_and_only_broken_hardware_pages(
-    amtool: str, name: str, severity: str
-) -> None:
+def test_every_alert_has_a_receiver_and_only_broken_hardware_pages(amtool: str, name: str, severity: str) -> None:
     told = receiver(amtool, alertname=name, severity=severity, cluster="c", node="n", gpu="0")
     if severity == "none":
         assert told == "nobody"
@@ -63,7 +61,7 @@ def test_every_alert_of_the_rules_has_somebody_who_is_told_and_only_broken_hardw
     assert (paged == "gpu-pager") == (severity == "critical")
 
 
-def test_alerts_of_money_and_of_idleness_have_no_critical_tier() -> None:
+def test_cost_and_idle_alerts_have_no_critical_severity() -> None:
     critical = {name for name, severity in ALERTS if severity == "critical"}
     money = re.compile(r"Idle|Under|Unalloc|Budget|Cost|Expensive|Price|Ledger|Exporter")
     assert not [name for name in critical if money.search(name)]
@@ -81,30 +79,30 @@ def test_alerts_of_money_and_of_idleness_have_no_critical_tier() -> None:
     ],
 )
 @pytest.mark.parametrize("severity", ["warning", "info"])
-def test_waste_goes_to_its_team_else_to_its_namespace_else_to_finops(
+def test_waste_alerts_go_to_the_team_then_the_namespace_then_finops(
     amtool: str, severity: str, labels: dict[str, str], told: str
 ) -> None:
     assert receiver(amtool, alertname="GPUUnderutilised", severity=severity, **labels) == told
 
 
-def test_alerts_of_others_go_where_they_went(amtool: str) -> None:
+def test_unrelated_alerts_keep_their_receiver(amtool: str) -> None:
     assert receiver(amtool, alertname="NodeDown", severity="critical", node="n") == "others"
 
 
-def test_names_in_the_example_are_alerts_of_the_rules() -> None:
+def test_alert_names_in_the_example_exist_in_the_rules() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     named = set(re.findall(r"\bGPU[A-Z]\w+", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)))
     assert named <= {name for name, _ in ALERTS} | {"GPUBudget"}
 
 
-def test_every_label_by_which_alerts_are_compared_is_one_that_they_have() -> None:
+def test_inhibit_rules_compare_only_labels_that_alerts_have() -> None:
     config = read_yaml(EXAMPLE.read_text(encoding="utf-8"))
     compared = {label for rule in config["inhibit_rules"] for label in rule["equal"]} - {"alertname"}
     expressions = " ".join(str(rule["expr"]) for rule in RULES)
     assert all(re.search(rf"by \([^)]*\b{label}\b", expressions) for label in compared)
 
 
-async def test_a_thousand_idle_workloads_of_ten_owners_are_a_message_per_owner_and_tier_and_no_page(
+async def test_alert_storm_sends_one_message_per_owner_and_severity_and_no_page(
     tmp_path: Path,
 ) -> None:
     async with alertmanager(tmp_path) as running:
@@ -135,7 +133,7 @@ async def test_a_thousand_idle_workloads_of_ten_owners_are_a_message_per_owner_a
         assert "The first 20 of 50; all alerts: https://alerts.example.com/#/alerts" in text
 
 
-async def test_a_dashboard_link_with_a_host_is_left_as_it_is(tmp_path: Path) -> None:
+async def test_dashboard_link_with_a_host_is_unchanged(tmp_path: Path) -> None:
     words = {"dashboard": "https://grafana.example.org/d/gpu-cost-fleet/gpu-fleet"}
     async with alertmanager(tmp_path) as running:
         await running.post([alert("GPUUnderutilised", "warning", annotations=words, cluster="c", **TRAIN)])
@@ -144,7 +142,7 @@ async def test_a_dashboard_link_with_a_host_is_left_as_it_is(tmp_path: Path) -> 
     assert f"\ndashboard: {words['dashboard']}\n" in text
 
 
-async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_and_mute(tmp_path: Path) -> None:
+async def test_message_has_the_summary_start_time_links_and_mute_link(tmp_path: Path) -> None:
     words = {
         "summary": "Job research/train leaves 8 of 8 GPUs idle; 24.00 USD an hour.",
         "description": "Ask for fewer GPUs. Mute: annotate it.",
@@ -173,7 +171,7 @@ async def test_a_message_says_who_what_since_when_for_how_much_and_how_to_mend_a
     assert over["text"].strip() == f"resolved: GPUUnderutilised: {words['summary']}"
 
 
-async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_path: Path) -> None:
+async def test_message_escapes_mentions_and_links_in_names(tmp_path: Path) -> None:
     team = "<!channel> & <https://evil.example|click to fix>"
     plain = "&lt;!channel&gt; &amp; &lt;https://evil.example|click to fix&gt;"
     labels = {**TRAIN, "workload_namespace": "other", "workload_name": team, "team": team, "cluster": team}
@@ -192,7 +190,7 @@ async def test_no_name_calls_anybody_or_hides_a_link_in_a_chat_of_alerts(tmp_pat
     assert over["text"].strip() == f"resolved: GPUUnderutilised: idle, {plain}"
 
 
-async def test_a_dead_exporter_holds_back_the_waste_of_its_nodes_workloads_its_end_too_and_no_other(
+async def test_dead_exporter_inhibits_only_the_waste_alerts_of_its_node(
     tmp_path: Path,
 ) -> None:
     async with alertmanager(tmp_path) as running:
@@ -229,7 +227,7 @@ async def test_a_dead_exporter_holds_back_the_waste_of_its_nodes_workloads_its_e
         assert "n1" not in shared[0]
 
 
-async def test_after_the_exporter_is_back_waste_is_told_again(tmp_path: Path) -> None:
+async def test_waste_alerts_resume_when_the_exporter_returns(tmp_path: Path) -> None:
     async with alertmanager(tmp_path) as running:
         inhibitor = alert("GPUWasteInhibitor", "none", **TRAIN)
         await running.post([inhibitor])
@@ -241,7 +239,7 @@ async def test_after_the_exporter_is_back_waste_is_told_again(tmp_path: Path) ->
         await running.receivers.until(lambda all_of: bool(all_of.of("research-chat")))
 
 
-async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(tmp_path: Path) -> None:
+async def test_worst_alert_of_a_workload_or_gpu_inhibits_the_lesser_ones(tmp_path: Path) -> None:
     async with alertmanager(tmp_path) as running:
         gpu = {"cluster": "c", "node": "n1", "gpu": "0", "uuid": "GPU-0"}
         worst = [
@@ -273,7 +271,7 @@ async def test_of_what_is_wrong_with_one_workload_or_one_gpu_the_worst_is_told(t
         assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
 
 
-async def test_while_a_budget_has_no_figures_it_is_not_told_to_be_well_again(tmp_path: Path) -> None:
+async def test_budget_without_figures_sends_no_resolved_message(tmp_path: Path) -> None:
     async with alertmanager(tmp_path) as running:
         month = {"budget": "b", "period": "month", "currency": "USD", "workload_namespace": "research"}
         burns = [alert("GPUBudgetBurn", "warning", cluster=name, node=name, **month) for name in ("east", "west")]
@@ -296,7 +294,7 @@ async def test_while_a_budget_has_no_figures_it_is_not_told_to_be_well_again(tmp
         ]
 
 
-async def test_a_budget_holds_back_its_own_lesser_alerts_and_none_of_another(tmp_path: Path) -> None:
+async def test_budget_alert_inhibits_only_its_own_lesser_alerts(tmp_path: Path) -> None:
     async with alertmanager(tmp_path) as running:
         month = {"budget": "b", "period": "month", "currency": "USD", "workload_namespace": "research"}
         others = ({**month, "budget": "other"}, {**month, "period": "quarter"}, {**month, "team": "core"})
@@ -308,9 +306,7 @@ async def test_a_budget_holds_back_its_own_lesser_alerts_and_none_of_another(tmp
 
 
 @pytest.mark.parametrize("kind", ["text", "html"])
-def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
-    amtool: str, tmp_path: Path, kind: str
-) -> None:
+def test_template_renders_for_email_and_quotes_labels_in_links(amtool: str, tmp_path: Path, kind: str) -> None:
     labels = {"alertname": "GPUUnpricedDevices", "severity": "warning", "model": "NVIDIA H100 & more"}
     words = {"summary": "<b>x & y", "description": "", "dashboard": ""}
     one = {"status": "firing", "labels": labels, "annotations": words, "startsAt": "2026-11-01T12:00:00Z"}
@@ -326,5 +322,5 @@ def test_the_template_is_one_of_mails_too_and_quotes_what_stands_in_a_link(
     assert f"{link}%2Cmodel%3D%22NVIDIA%20H100%20%26%20more%22%7D" in result.stdout
 
 
-def test_the_template_is_named_in_the_example() -> None:
+def test_example_names_the_template() -> None:
     assert read_yaml(EXAMPLE.read_text(encoding="utf-8"))["templates"] == [TEMPLATE.name]

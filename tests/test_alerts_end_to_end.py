@@ -121,11 +121,11 @@ def owner(told: Told) -> tuple[str | None, ...]:
     return tuple(labels(told).get(name) for name in names)
 
 
-def test_what_is_shortened_further_is_what_the_demonstration_shortens() -> None:
+def test_shortened_durations_are_a_subset_of_the_demo_substitutions() -> None:
     assert set(SHORTER) <= {item.shipped for item in SUBSTITUTIONS}
 
 
-def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: Story) -> None:
+def test_notebook_alert_reaches_its_team_with_owner_cost_and_links(story: Story) -> None:
     receiver, alert = story.notebook
     assert receiver == "vision-chat"
     assert owner(story.notebook) == ("research", "Notebook", "anna", "vision")
@@ -137,18 +137,18 @@ def test_the_notebooks_alert_reaches_its_team_with_owner_money_and_links(story: 
     assert alert["annotations"]["dashboard"].endswith("var-namespace=research")
 
 
-def test_an_idle_workload_is_announced_once(story: Story) -> None:
+def test_idle_workload_is_announced_once(story: Story) -> None:
     assert not story.idle
 
 
-def test_the_notebooks_alert_resolves_when_it_works_again(story: Story) -> None:
+def test_notebook_alert_resolves_when_the_notebook_is_active_again(story: Story) -> None:
     receiver, alert = story.notebook_again
     assert receiver == "vision-chat"
     assert alert["labels"] == story.notebook[1]["labels"]
     assert alert["startsAt"] == story.notebook[1]["startsAt"] < alert["endsAt"]
 
 
-def test_a_server_that_hardly_works_is_told_with_its_share_of_use_and_its_money(story: Story) -> None:
+def test_barely_used_server_alert_has_its_use_and_cost(story: Story) -> None:
     assert story.server[0] == "finops-chat"
     assert owner(story.server) == ("serving", "Deployment", "embedder", "search")
     assert labels(story.server)["severity"] == "info"
@@ -157,20 +157,20 @@ def test_a_server_that_hardly_works_is_told_with_its_share_of_use_and_its_money(
     assert text.endswith(" used over the last 1h.")
 
 
-def test_an_idle_instance_is_told_and_the_busy_one_beside_it_is_not(story: Story) -> None:
+def test_idle_instance_alerts_and_the_busy_one_on_the_same_gpu_does_not(story: Story) -> None:
     assert owner(story.instance) == ("science", "Pod", "idle-slice", "biology")
     assert " leaves its 2g.20gb MIG slice idle, 1.76 USD an hour, " in summary(story.instance)
     assert "busy-slice" not in told_of(story)
 
 
-def test_the_one_of_four_sharers_that_is_idle_is_told_and_the_other_three_are_not(story: Story) -> None:
+def test_only_the_idle_one_of_four_sharers_alerts(story: Story) -> None:
     assert owner(story.sharer) == ("classroom", "Pod", "student-4", "teaching")
     assert " leaves its 0.25 of a GPU idle" in summary(story.sharer)
     assert re.search(r", 1\.5[234] USD an hour", summary(story.sharer))
     assert not told_of(story) & {"student-1", "student-2", "student-3"}
 
 
-def test_where_nobody_can_tell_who_of_two_works_the_device_is_told_if_both_are_idle_and_nothing_if_one_works(
+def test_shared_device_alerts_only_if_both_unmeasured_sharers_are_idle(
     story: Story,
 ) -> None:
     assert story.shared[0] == "finops-chat"
@@ -179,19 +179,19 @@ def test_where_nobody_can_tell_who_of_two_works_the_device_is_told_if_both_are_i
     assert len({one["uuid"] for one in story.waste if one["alertname"] == "GPUSharedIdle"}) == 1
 
 
-def test_a_device_whose_activity_is_unknown_is_never_called_idle_and_the_platform_is_told(story: Story) -> None:
+def test_device_with_unknown_activity_alerts_the_platform_and_not_as_idle(story: Story) -> None:
     assert "unmeasured" not in told_of(story)
     assert story.unknown[0] == "gpu-platform-chat"
     assert labels(story.unknown)["node"] == "node-owners"
     assert "Of 100% of the time that GPUs of model NVIDIA A100-SXM4-80GB" in summary(story.unknown)
 
 
-def test_owners_who_opted_out_hear_nothing(story: Story) -> None:
+def test_opted_out_owners_get_no_alerts(story: Story) -> None:
     assert not told_of(story) & {"muted-by-a-date", "muted-for-good"}
 
 
 @pytest.mark.parametrize("case", ["without_api", "refused"])
-def test_a_pod_without_metadata_is_told_of_by_its_name(story: Story, case: str) -> None:
+def test_pod_without_metadata_alerts_under_its_own_name(story: Story, case: str) -> None:
     told: Told = getattr(story, case)
     name, gpus = {"without_api": ("forgotten-7d4b9", "GPU"), "refused": ("orphan-9x2k1", "2 GPUs")}[case]
     assert owner(told) == ("research", "Pod", name, None)
@@ -200,14 +200,14 @@ def test_a_pod_without_metadata_is_told_of_by_its_name(story: Story, case: str) 
     assert not told_of(story) & {"busy-5c8d7", "steady-4f6h8"}
 
 
-def test_a_killed_agent_is_told_with_its_node(story: Story) -> None:
+def test_killed_agent_alert_names_its_node(story: Story) -> None:
     assert story.nobody_down
     assert story.down[0] == "gpu-platform-chat"
     assert labels(story.down)["node"] == "node-doomed"
     assert "on node node-doomed" in summary(story.down)
 
 
-def test_of_the_killed_agents_node_no_waste_is_told_neither_that_it_begins_nor_that_it_ends(story: Story) -> None:
+def test_killed_agents_node_sends_no_waste_alerts_firing_or_resolved(story: Story) -> None:
     assert story.told_of_the_killed == {("firing", "GPUUnderutilised")}
     assert story.held_after["GPUUnderutilised", "orphan-9x2k1"] is True
     assert story.held_after["GPUUnderutilised", "forgotten-7d4b9"] is False

@@ -55,14 +55,14 @@ def truth_of(name: str, start: int = WEEK, end: int = END_SECONDS, **wanted: str
     return found
 
 
-async def test_the_cost_of_every_namespace_is_the_true_one(site: Running) -> None:
+async def test_cost_of_every_namespace_matches_the_ledger(site: Running) -> None:
     found = await rows(site, "window=7d&aggregate=namespace")
     costs = {name: row["gpuCost"] for name, row in found.items() if not name.startswith("__unattributed")}
     truth = {name or "__unallocated__": cost for name, cost in truth_of("namespace").items()}
     assert costs == pytest.approx(truth, rel=1e-6)
 
 
-async def test_a_row_has_every_key_that_clients_of_opencost_rely_on(site: Running) -> None:
+async def test_row_has_every_key_that_opencost_clients_need(site: Running) -> None:
     document = await site.json(
         "/allocation/compute?window=7d&aggregate=namespace&step=1d&includeIdle=true&currency=USD"
     )
@@ -87,7 +87,7 @@ async def test_steps_sum_to_the_whole_window(site: Running) -> None:
         assert sum(several) == pytest.approx(row["gpuCost"], rel=1e-9)
 
 
-async def test_labels_are_aggregated_and_filtered_by(site: Running) -> None:
+async def test_rows_can_be_aggregated_and_filtered_by_label(site: Running) -> None:
     cost: dict[str, float] = {}
     for (labels, kind), totals in truth_between(WEEK, END_SECONDS).total("labels", "kind").items():
         if kind != "Unallocated" and "USD" in totals.money:
@@ -103,21 +103,21 @@ async def test_labels_are_aggregated_and_filtered_by(site: Running) -> None:
     assert "no line has the label app; labels of this period: environment, project" in unknown["warning"]
 
 
-async def test_steps_of_an_hour_are_read_hour_by_hour(site: Running) -> None:
+async def test_hourly_steps_are_read_per_hour(site: Running) -> None:
     document = await site.json("/allocation?window=6h&aggregate=cluster&step=1h&currency=USD")
     assert [one["alpha"]["minutes"] for one in document["data"]] == [60.0] * 6
     last = truth_of("cluster", END_SECONDS - 3600, END_SECONDS)
     assert document["data"][-1]["alpha"]["gpuCost"] == pytest.approx(last["alpha"], rel=1e-6)
 
 
-async def test_accumulate_gives_one_set_whatever_the_step(site: Running) -> None:
+async def test_accumulate_true_returns_one_set_for_any_step(site: Running) -> None:
     for words in ("accumulate=true&step=1d", "step=window", ""):
         assert len((await site.json(f"/allocation?window=3d&currency=USD&aggregate=cluster&{words}"))["data"]) == 1
     daily = await site.json("/allocation?window=3d&currency=USD&aggregate=cluster&accumulate=day")
     assert len(daily["data"]) == 3
 
 
-async def test_idle_is_what_nobody_held_and_is_there_only_when_asked_for(site: Running) -> None:
+async def test_idle_row_is_the_unallocated_cost_and_appears_only_on_request(site: Running) -> None:
     without = await rows(site, "window=7d&aggregate=namespace")
     found = await rows(site, "window=7d&aggregate=namespace&includeIdle=true")
     assert "__idle__" not in without
@@ -128,7 +128,7 @@ async def test_idle_is_what_nobody_held_and_is_there_only_when_asked_for(site: R
     assert found == without
 
 
-async def test_shared_idle_is_on_the_owners_rows_and_nothing_of_it_is_lost(site: Running) -> None:
+async def test_share_idle_distributes_all_idle_cost_over_owner_rows(site: Running) -> None:
     apart = await rows(site, "window=7d&aggregate=namespace&includeIdle=true")
     whole = sum(row["totalCost"] for row in apart.values())
     for words in ("shareIdle=true", "shareIdle=weighted", "shareIdle=even"):
@@ -139,7 +139,7 @@ async def test_shared_idle_is_on_the_owners_rows_and_nothing_of_it_is_lost(site:
         assert taken == pytest.approx(apart["__idle__"]["totalCost"], abs=0.01)
 
 
-async def test_controllers_are_named_as_opencost_names_them(site: Running) -> None:
+async def test_controllers_are_named_as_in_opencost(site: Running) -> None:
     found = await rows(site, "window=7d&aggregate=namespace,controllerKind,controller")
     name, row = next((name, row) for name, row in found.items() if "statefulset" in name)
     namespace, kind, controller = name.split("/")
@@ -151,7 +151,7 @@ async def test_controllers_are_named_as_opencost_names_them(site: Running) -> No
     assert controller.startswith("statefulset:")
 
 
-async def test_a_controllers_own_kind_can_be_aggregated_by(site: Running) -> None:
+async def test_controller_kind_can_be_an_aggregate(site: Running) -> None:
     found = await rows(site, "window=7d&aggregate=statefulset")
     truth = truth_of("workload", kind="StatefulSet")
     costs = {name: row["gpuCost"] for name, row in found.items() if not name.startswith("__")}
@@ -159,7 +159,7 @@ async def test_a_controllers_own_kind_can_be_aggregated_by(site: Running) -> Non
     assert "__unallocated__" in found
 
 
-async def test_the_filters_of_opencosts_own_page_are_understood(site: Running) -> None:
+async def test_opencost_ui_filters_are_accepted(site: Running) -> None:
     every = await rows(site, "window=7d&aggregate=namespace,controllerKind,controller")
     namespace, kind, _ = next(name for name in every if "statefulset" in name).split("/")
     words = quote(f'namespace:"{namespace}"+controllerKind:"{kind}"', safe="")
@@ -174,7 +174,7 @@ async def test_the_filters_of_opencosts_own_page_are_understood(site: Running) -
     assert old == some
 
 
-async def test_efficiency_is_a_ratio_of_what_was_measured_whatever_the_number_of_gpus(site: Running) -> None:
+async def test_efficiency_is_active_over_measured_for_any_number_of_gpus(site: Running) -> None:
     found = await rows(site, "window=7d&aggregate=namespace")
     truth = truth_between(WEEK, END_SECONDS)
     for name, row in found.items():
@@ -189,7 +189,7 @@ async def test_efficiency_is_a_ratio_of_what_was_measured_whatever_the_number_of
         assert gpu["gpuRequestAverage"] == pytest.approx(totals.seconds.total / seconds, rel=1e-6)
 
 
-async def test_money_of_several_currencies_is_asked_about_rather_than_added(site: Running) -> None:
+async def test_window_with_several_currencies_requires_a_currency(site: Running) -> None:
     answer = await site.get("/allocation?window=7d&aggregate=namespace")
     assert answer.status == 400
     assert "EUR, USD" in answer.json()["message"]
@@ -213,7 +213,7 @@ async def test_money_of_several_currencies_is_asked_about_rather_than_added(site
         ("filterClusters=alpha", "unknown parameter"),
     ],
 )
-async def test_what_the_ledger_cannot_know_is_a_clear_refusal(site: Running, query: str, words: str) -> None:
+async def test_unsupported_query_is_refused_with_the_reason(site: Running, query: str, words: str) -> None:
     answer = await site.get(f"/allocation?currency=USD&{query}")
     assert answer.status == 400
     document = answer.json()
@@ -221,14 +221,14 @@ async def test_what_the_ledger_cannot_know_is_a_clear_refusal(site: Running, que
     assert words in document["message"]
 
 
-async def test_what_means_nothing_here_is_accepted(site: Running) -> None:
+async def test_irrelevant_parameters_are_accepted(site: Running) -> None:
     found = await rows(
         site, "window=1d&aggregate=cluster&resolution=1m&reconcile=true&etl=true&includeAggregatedMetadata=true"
     )
     assert set(found) >= {"alpha"}
 
 
-async def test_rows_come_dearest_first_and_in_pages(site: Running) -> None:
+async def test_rows_are_sorted_by_cost_and_paginated(site: Running) -> None:
     every = await rows(site, "window=7d&aggregate=controller")
     names = list(every)
     costs = [every[name]["totalCost"] for name in names]
@@ -236,7 +236,7 @@ async def test_rows_come_dearest_first_and_in_pages(site: Running) -> None:
     assert list(await rows(site, "window=7d&aggregate=controller&offset=1&limit=2")) == names[1:3]
 
 
-async def test_hours_that_were_not_recorded_are_a_warning(site: Running) -> None:
+async def test_unrecorded_hours_add_a_warning(site: Running) -> None:
     document = await site.json("/allocation?window=2026-08-25&aggregate=cluster&currency=USD")
     assert "hours were recorded" in document["warning"]
 
@@ -253,17 +253,17 @@ async def test_hours_that_were_not_recorded_are_a_warning(site: Running) -> None
         ("1788220800,1788307200", 1_788_220_800, 1_788_307_200),
     ],
 )
-def test_windows_are_those_of_opencost(text: str, start: int, end: int) -> None:
+def test_windows_match_opencost(text: str, start: int, end: int) -> None:
     window = window_of(text, Now(END_SECONDS + 1500.0))
     assert (window.start_seconds, window.end_seconds) == (start, end)
 
 
-def test_the_first_hour_of_a_day_is_not_an_empty_day() -> None:
+def test_one_day_window_in_the_first_hour_is_the_previous_day() -> None:
     window = window_of("1d", Now(MIDNIGHT + 1500.0))
     assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - DAY_SECONDS, MIDNIGHT)
 
 
-def test_days_of_opencost_are_those_of_the_time_zone() -> None:
+def test_day_windows_use_the_time_zone() -> None:
     window = window_of("2d", Now(MIDNIGHT + 3.5 * 3600, ZoneInfo("Europe/Berlin")))
     assert (window.start_seconds, window.end_seconds) == (MIDNIGHT - 26 * 3600, MIDNIGHT + 3 * 3600)
 
@@ -280,18 +280,18 @@ def test_days_of_opencost_are_those_of_the_time_zone() -> None:
         ("", {}),
     ],
 )
-def test_filters_are_read_term_by_term(text: str, wanted: Mapping[str, set[str]]) -> None:
+def test_filter_terms_are_parsed(text: str, wanted: Mapping[str, set[str]]) -> None:
     assert conditions(text, 0.0) == wanted
 
 
 @pytest.mark.parametrize(
     "text", ['namespace!:"a"', 'namespace:"a"|namespace:"b"', 'label[a b]:"x"', 'cluster[app]:"x"', "namespace:", '"a"']
 )
-def test_a_filter_that_is_not_understood_is_never_half_followed(text: str) -> None:
+def test_unsupported_filter_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         conditions(text, 0.0)
 
 
-def test_kinds_are_compared_in_small_letters() -> None:
+def test_controller_kinds_match_in_lower_case() -> None:
     assert keeps({"controllerKind": frozenset({"job"})}, LineKey(kind="Job"))
     assert not keeps({"controllerKind": frozenset({"job"})}, LineKey(kind="Deployment"))

@@ -24,7 +24,7 @@ def placeholder(number: int, running: int = 0) -> str:
     return f"{gpu_uuid(number)}-{running}"
 
 
-def test_the_annotation_and_not_the_placeholder_says_which_gpu_is_held() -> None:
+def test_annotation_overrides_the_placeholder_device() -> None:
     known = knowing(pod_metadata("a", {HAMI: vgpu(1) + ";"}))
     attribution = join([held("a", placeholder(0))], [gpu(0), gpu(1)], evidence=known)
     (holder,) = attribution.holders[gpu_uuid(1)]
@@ -47,7 +47,7 @@ def test_the_annotation_and_not_the_placeholder_says_which_gpu_is_held() -> None
         (0, 0, 1.0, True),
     ],
 )
-def test_a_share_is_the_larger_of_memory_and_cores_and_0_is_no_limit(
+def test_share_is_the_larger_of_memory_and_cores_and_0_is_no_limit(
     mib: int,
     cores: int,
     share: float,
@@ -59,20 +59,20 @@ def test_a_share_is_the_larger_of_memory_and_cores_and_0_is_no_limit(
     assert holder.mode is (ShareMode.SHARED if share < 1 else ShareMode.EXCLUSIVE)
 
 
-def test_a_declared_part_of_unknown_memory_is_by_its_cores_and_an_estimate() -> None:
+def test_declared_memory_on_a_gpu_of_unknown_memory_is_estimated_by_cores() -> None:
     known = knowing(pod_metadata("a", {HAMI: vgpu(0, 1000, 40) + ";"}))
     (holder,) = join([held("a", placeholder(0))], [gpu(0, memory_mib=None)], evidence=known).holders[gpu_uuid(0)]
     assert (holder.share_ratio, holder.share_estimated) == (0.4, True)
 
 
-def test_a_declared_part_of_unknown_memory_without_cores_is_not_the_whole_gpu() -> None:
+def test_declared_memory_without_cores_on_unknown_memory_is_unresolved() -> None:
     known = knowing(pod_metadata("a", {HAMI: vgpu(0, 1000, 0) + ";"}))
     attribution = join([held("a", placeholder(0))], [gpu(0, memory_mib=None)], evidence=known)
     assert attribution.holders.get(gpu_uuid(0), ()) == ()
     assert [entry.reason for entry in attribution.unresolved] == ["memory_unknown"]
 
 
-def test_shares_that_sum_to_more_than_the_gpu_are_fitted_and_estimated() -> None:
+def test_shares_over_the_whole_gpu_are_scaled_and_estimated() -> None:
     known = knowing(
         pod_metadata("a", {HAMI: vgpu(0, 3 * QUARTER) + ";"}), pod_metadata("b", {HAMI: vgpu(0, 3 * QUARTER) + ";"})
     )
@@ -107,7 +107,7 @@ def test_two_parts_of_one_gpu_in_one_container_are_added() -> None:
         "no GPUs in zeros and in nothing",
     ],
 )
-def test_containers_are_matched_by_number_of_devices_in_order_from_the_end(text: str) -> None:
+def test_containers_are_matched_by_device_count_from_the_end(text: str) -> None:
     elements = [vgpu(0), vgpu(1) + vgpu(2), "", vgpu(0) + vgpu(1) + vgpu(2)]
     known = knowing(pod_metadata("a", {HAMI: text.format(*elements)}))
     containers = [
@@ -122,7 +122,7 @@ def test_containers_are_matched_by_number_of_devices_in_order_from_the_end(text:
     }
 
 
-def test_an_ordinary_init_container_of_the_same_size_is_not_the_one_that_runs() -> None:
+def test_init_container_of_the_same_size_is_not_matched() -> None:
     known = knowing(pod_metadata("a", {HAMI: f"{vgpu(0)};{vgpu(1)};"}))
     attribution = join([held("a", placeholder(0))], [gpu(0), gpu(1)], evidence=known)
     assert shares(attribution) == {(gpu_uuid(1), "a", "main"): 0.25}
@@ -151,28 +151,26 @@ def test_an_ordinary_init_container_of_the_same_size_is_not_the_one_that_runs() 
         ({HAMI: vgpu(0), INSTANCES: '[{"containerIndex": 0, "deviceIndex": 0}]'}, "bad_annotation"),
     ],
 )
-def test_what_an_annotation_does_not_tell_is_unresolved_with_its_reason(
-    annotations: Mapping[str, str], reason: str
-) -> None:
+def test_unusable_annotation_is_unresolved_with_the_reason(annotations: Mapping[str, str], reason: str) -> None:
     attribution = join([held("a", placeholder(0))], [gpu(0)], evidence=knowing(pod_metadata("a", annotations)))
     assert attribution.holders == {}
     assert reasons(attribution) == [("a", reason)]
 
 
 @pytest.mark.parametrize("evidence", [knowing(), knowing(pod_metadata("b"))])
-def test_a_pod_that_is_not_known_yet_needs_its_annotation(evidence: Evidence) -> None:
+def test_unknown_pod_is_unresolved_and_needs_its_annotation(evidence: Evidence) -> None:
     attribution = join([held("a", placeholder(0))], [gpu(0)], evidence=evidence)
     assert reasons(attribution) == [("a", "needs_annotation")]
     assert attribution.unresolved[0].device_id == placeholder(0)
 
 
-def test_a_kubelets_own_uuid_is_not_overruled_by_an_annotation() -> None:
+def test_annotation_does_not_override_a_uuid_of_the_kubelet() -> None:
     known = knowing(pod_metadata("a", {HAMI: vgpu(1) + ";"}))
     attribution = join([held("a", gpu_uuid(0))], [gpu(0), gpu(1)], evidence=known)
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 1.0}
 
 
-def test_a_mig_uuid_in_the_annotation_is_the_whole_instance() -> None:
+def test_mig_uuid_in_the_annotation_is_the_whole_instance() -> None:
     known = knowing(pod_metadata("a", {HAMI: f"{mig_uuid(2)},NVIDIA,9984,14:;"}))
     attribution = join([held("a", mig_uuid(1))], [gpu(0, mig=True)], [instance(1), instance(2)], evidence=known)
     (holder,) = attribution.holders[mig_uuid(2)]
@@ -200,7 +198,7 @@ def allocation(container: int, device: int, **values: object) -> dict[str, objec
         ({"profile": "2g.20gb"}, []),
     ],
 )
-def test_an_instance_that_hami_made_is_found_by_uuid_or_by_place(
+def test_instance_created_by_hami_is_found_by_uuid_or_placement(
     values: Mapping[str, object], found: Sequence[str]
 ) -> None:
     annotations = {HAMI: f";{vgpu(0, 10240)};", INSTANCES: json.dumps([allocation(1, 0, **values)])}
@@ -226,7 +224,7 @@ def volcano(pod: str, number: int, memory: int, container: str = "main") -> Cont
     )
 
 
-def test_volcano_counts_devices_by_their_number_and_not_by_their_memory() -> None:
+def test_volcano_containers_are_matched_by_device_count_not_memory() -> None:
     known = knowing(pod_metadata("a", {VOLCANO: f"{vgpu(0)}{vgpu(1, cores=50)};{vgpu(2)}"}))
     containers = [volcano("a", 2, 1000, "one"), volcano("a", 1, 500, "two")]
     attribution = join(containers, [gpu(0), gpu(1), gpu(2)], evidence=known)
@@ -238,7 +236,7 @@ def test_volcano_counts_devices_by_their_number_and_not_by_their_memory() -> Non
     assert {one.resource for holders in attribution.holders.values() for one in holders} == {"volcano.sh/vgpu-number"}
 
 
-def test_volcanos_memory_alone_is_one_device() -> None:
+def test_volcano_memory_resource_alone_is_one_device() -> None:
     ids = [f"{gpu_uuid(0)}-memory-{number}" for number in range(2000)]
     containers = [held("a", *ids, resource="volcano.sh/vgpu-memory"), volcano("a", 1, 10, "two")]
     known = knowing(pod_metadata("a", {VOLCANO: f"{vgpu(0)};{vgpu(1)}"}))
@@ -246,13 +244,13 @@ def test_volcanos_memory_alone_is_one_device() -> None:
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.25, (gpu_uuid(1), "a", "two"): 0.25}
 
 
-def test_every_annotation_that_is_read_is_asked_for() -> None:
+def test_annotation_keys_to_read_are_requested() -> None:
     assert {HAMI, INSTANCES, VOLCANO, "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == annotated.KEYS
 
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.dictionaries(st.sampled_from(sorted(annotated.KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
-def test_no_annotation_is_more_than_unresolved(annotations: Mapping[str, str]) -> None:
+def test_arbitrary_annotations_resolve_or_are_unresolved(annotations: Mapping[str, str]) -> None:
     containers = [
         held("a", placeholder(0)),
         volcano("a", 1, 10, "v"),

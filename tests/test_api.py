@@ -21,7 +21,7 @@ def parsed(*devices: made.DeviceView, **changes: object) -> dict[str, Any]:
     return loaded
 
 
-def test_a_held_gpu_has_its_values_in_the_units_of_the_keys() -> None:
+def test_allocated_gpu_has_values_in_the_units_of_the_keys() -> None:
     (device,) = parsed(made.held(0, "train-0", 0.9))["devices"]
     assert device["kind"] == "gpu"
     assert device["memory_used_bytes"] == 20_000 * 2**20
@@ -35,7 +35,7 @@ def test_a_held_gpu_has_its_values_in_the_units_of_the_keys() -> None:
     assert (holder["gpu_share_ratio"], holder["mode"], holder["idle_for_seconds"]) == (1.0, "exclusive", 0.0)
 
 
-def test_what_was_not_measured_is_null_and_never_zero() -> None:
+def test_unmeasured_values_are_null_and_never_zero() -> None:
     bare = replace(made.view(0, None), values={Field.FB_TOTAL: 81_559}, activity_unknown_reason="no_source")
     (device,) = parsed(bare)["devices"]
     unmeasured = ("activity_ratio", "memory_used_bytes", "power_watts", "energy_joules", "temperature_celsius")
@@ -44,7 +44,7 @@ def test_what_was_not_measured_is_null_and_never_zero() -> None:
     assert device["unattributed"] == {"activity_ratio": None, "memory_used_bytes": None, "processes": None}
 
 
-def test_a_mig_instance_names_its_gpu_and_the_gpu_is_no_unit_to_hold() -> None:
+def test_mig_instance_refers_to_its_gpu_and_the_gpu_has_no_allocation() -> None:
     parent, first, *_ = parsed(*made.partitioned(3, made.MIXED))["devices"]
     assert (parent["kind"], parent["mig_enabled"], parent["allocation"]) == ("gpu", True, None)
     assert (first["kind"], first["mig_profile"], first["gpu_instance_id"]) == ("mig_instance", "3g.40gb", 7)
@@ -52,12 +52,12 @@ def test_a_mig_instance_names_its_gpu_and_the_gpu_is_no_unit_to_hold() -> None:
     assert first["power_watts"] is None
 
 
-def test_allocated_free_and_unknown_are_three_different_words() -> None:
+def test_allocation_distinguishes_allocated_unallocated_and_unknown() -> None:
     devices = parsed(made.held(0, "a"), made.view(1), made.view(2, allocation=AllocationState.UNKNOWN))["devices"]
     assert [device["allocation"] for device in devices] == ["allocated", "unallocated", "unknown"]
 
 
-def test_a_simulated_node_says_so_and_a_lost_gpu_says_why() -> None:
+def test_document_marks_a_simulated_node_and_the_reason_of_a_lost_gpu() -> None:
     document = parsed(made.lost(0), simulated=True)
     assert document["simulated"] is True
     (device,) = document["devices"]
@@ -71,11 +71,11 @@ def test_every_device_has_the_same_keys() -> None:
     assert document["unresolved"][0]["reason"] == "dra_unresolved"
 
 
-def test_a_name_that_is_no_unicode_costs_its_bad_parts_and_not_the_answer() -> None:
+def test_invalid_unicode_in_a_name_is_replaced() -> None:
     assert parsed(made.held(0, "train-\ud800", 0.9))["devices"][0]["holders"][0]["pod"] == "train-?"
 
 
-def test_a_holder_has_its_owner_and_without_metadata_its_namespace_alone() -> None:
+def test_holder_has_its_owner_or_only_its_namespace_without_metadata() -> None:
     facts = PodFacts(
         owner=Owner(namespace="ml", kind="Job", name="train", team="core"),
         queue="gold",
@@ -103,7 +103,7 @@ def test_a_holder_has_its_owner_and_without_metadata_its_namespace_alone() -> No
     assert document["metadata"] == told
 
 
-def test_counts_of_devices_and_facts_of_the_node_are_null_where_they_are_not_known() -> None:
+def test_unknown_device_counts_and_node_facts_are_null() -> None:
     document = parsed(attribution={"advertised_devices": 8}, metering={"node_facts": NodeFacts(region="us-east-1")})
     assert (document["advertised_devices"], document["allocated_devices"]) == (8, None)
     assert document["node_facts"] == {
@@ -134,18 +134,18 @@ def undocumented(path: str, document: object) -> tuple[set[str], set[str]]:
     return keys - set(re.findall(r"`([a-z_]+)`", reference)), told - keys
 
 
-def test_every_key_is_documented_and_every_documented_key_is_there() -> None:
+def test_device_keys_match_the_documentation() -> None:
     loose = Unresolved(namespace="a", pod="b", container="c", resource="d", device_id="e", reason="f")
     failing = replace(made.held(0, "train-0", 0.9), xids={79: 1})
     assert undocumented("/api/v1/devices", parsed(failing, attribution={"unresolved": (loose,)})) == (set(), set())
 
 
-def test_every_key_of_the_ledger_is_documented_and_every_documented_key_is_there() -> None:
+def test_ledger_keys_match_the_documentation() -> None:
     document = json.loads(node_api.ledger_document(exposition_support.snapshot()).plain)
     assert undocumented("/api/v1/ledger", document) == (set(), set())
 
 
-def test_a_gpu_has_its_price_and_null_where_no_row_matches() -> None:
+def test_gpu_has_its_price_or_null_without_a_matching_row() -> None:
     price = Price(per_hour=3.5, currency="EUR", source="own:h100", as_of="2026-01-01")
     metering = {"prices": {made.gpu(0).uuid: price}}
     first, second = parsed(made.held(0, "a"), made.held(1, "b"), metering=metering)["devices"]
@@ -153,7 +153,7 @@ def test_a_gpu_has_its_price_and_null_where_no_row_matches() -> None:
     assert (second["gpu_price_per_hour"], second["price_currency"]) == (None, None)
 
 
-def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
+def test_ledger_lists_every_owner_with_seconds_joules_and_cost() -> None:
     document = json.loads(node_api.ledger_document(exposition_support.snapshot()).plain)
     work, nobody_known, free = document["accounts"]
     assert (work["owner_namespace"], work["owner_kind"], work["owner_name"], work["team"]) == (
@@ -182,6 +182,6 @@ def test_the_ledger_has_every_owner_with_seconds_joules_and_money() -> None:
     assert document["prices"][0]["source"] == "fleet:h100"
 
 
-def test_before_anything_was_metered_the_ledger_says_so_and_has_no_zeros() -> None:
+def test_ledger_before_the_first_metering_is_unmetered_and_has_no_zeros() -> None:
     document = json.loads(node_api.ledger_document(made.snapshot(made.held(0, "a"))).plain)
     assert (document["metered"], document["capacity_seconds"], document["accounts"]) == (False, None, [])

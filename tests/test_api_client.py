@@ -88,14 +88,14 @@ async def refusal(client: ApiClient, path: str = PODS) -> ApiError:
     return caught.value
 
 
-async def test_a_list_and_an_event_need_no_typed_models(world: World) -> None:
+async def test_list_and_watch_load_no_typed_models(world: World) -> None:
     command = (sys.executable, "-c", LOOKS, str(world.kubeconfig))
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     _, said = await process.communicate()
     assert (process.returncode, said.decode()) == (0, "")
 
 
-def test_an_agent_without_metadata_imports_nothing_of_the_kubernetes_package() -> None:
+def test_agent_without_metadata_does_not_import_kubernetes() -> None:
     code = """
 import sys
 import exporter.agent.run, exporter.cli, exporter.kube.list_watch
@@ -105,7 +105,7 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-async def test_managed_fields_are_dropped_in_both_forms(world: World) -> None:
+async def test_managed_fields_are_dropped_from_both_list_formats(world: World) -> None:
     for accept, kind in ((PLAIN, "PodList"), (METADATA_LIST, "PartialObjectMetadataList")):
         listed = await world.client.get(Request(PODS, SELECTOR, accept))
         assert listed["kind"] == kind
@@ -113,7 +113,7 @@ async def test_managed_fields_are_dropped_in_both_forms(world: World) -> None:
         assert listed["items"][0]["metadata"]["labels"] == {"app": "a"}
 
 
-async def test_the_address_is_the_servers(world: World) -> None:
+async def test_client_address_becomes_the_server_url(world: World) -> None:
     assert str(world.kubeconfig) in world.client.address
     await world.client.get(Request(PODS))
     assert world.client.address == world.server.url
@@ -127,7 +127,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("fault", "expected"), MESSAGES.items())
-async def test_a_refusal_names_address_verb_resource_and_mend(
+async def test_error_names_address_verb_resource_and_fix(
     world: World, fault: Fault, expected: tuple[str, str, str]
 ) -> None:
     world.faults = {fault: 3}
@@ -139,21 +139,21 @@ async def test_a_refusal_names_address_verb_resource_and_mend(
     assert error.retry_after_seconds == (3 if fault is Fault.API_TOO_MANY else None)
 
 
-async def test_what_is_not_there_is_not_found(world: World) -> None:
+async def test_missing_object_is_not_found(world: World) -> None:
     error = await refusal(world.client, "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/x")
     assert error.reason == "not_found"
     assert "HTTP 404" in str(error)
     assert str(error).startswith("get resourceclaims at ")
 
 
-async def test_a_token_that_was_replaced_is_read_again_once(world: World) -> None:
+async def test_rotated_token_is_read_again_once(world: World) -> None:
     await world.client.get(Request(PODS))
     world.server.rotate()
     await world.client.get(Request(PODS))
     assert world.server.requests["list pods"] == 3
 
 
-async def test_a_token_that_is_refused_twice_is_said(world: World) -> None:
+async def test_token_refused_twice_is_unauthorised(world: World) -> None:
     world.token_file.write_text("wrong\n")
     error = await refusal(world.client)
     assert error.reason == "unauthorised"
@@ -162,9 +162,7 @@ async def test_a_token_that_is_refused_twice_is_said(world: World) -> None:
     assert world.server.without_token == 0
 
 
-async def test_a_cluster_that_moved_is_found_when_its_old_address_refuses_the_token(
-    world: World, tmp_path: Path
-) -> None:
+async def test_kubeconfig_is_read_again_when_the_old_address_refuses_the_token(world: World, tmp_path: Path) -> None:
     async def moved(_request: web.Request) -> web.StreamResponse:
         world.token_file.with_name("scripted-kubeconfig").write_text(world.kubeconfig.read_text())
         return web.Response(status=401)
@@ -174,7 +172,7 @@ async def test_a_cluster_that_moved_is_found_when_its_old_address_refuses_the_to
         assert (len(requests), client.address) == (1, world.server.url)
 
 
-async def test_an_open_watch_survives_a_new_token(world: World) -> None:
+async def test_open_watch_survives_a_new_token(world: World) -> None:
     events = []
 
     async def watch() -> None:
@@ -193,7 +191,7 @@ async def test_an_open_watch_survives_a_new_token(world: World) -> None:
     await until(lambda: world.server.open_streams == 0, "closed")
 
 
-async def test_no_server_is_unreachable_and_a_silent_one_a_timeout(world: World) -> None:
+async def test_missing_server_is_unreachable_and_silent_server_a_timeout(world: World) -> None:
     world.faults = {Fault.API_SILENT: 0}
     with pytest.raises(ApiError) as silent:
         await world.client.get(Request(PODS), timeout_seconds=0.1)
@@ -207,7 +205,7 @@ BODIES = {b"<html>": "garbage", b"[]": "garbage", b"3": "garbage", b"[" * 100_00
 
 
 @pytest.mark.parametrize(("body", "reason"), BODIES.items(), ids=[str(n) for n in range(len(BODIES))])
-async def test_an_answer_that_is_no_json_object_is_garbage(tmp_path: Path, body: bytes, reason: str) -> None:
+async def test_non_json_object_response_is_refused_with_the_reason(tmp_path: Path, body: bytes, reason: str) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
 
@@ -215,7 +213,7 @@ async def test_an_answer_that_is_no_json_object_is_garbage(tmp_path: Path, body:
         assert (await refusal(client)).reason == reason
 
 
-async def test_bytes_that_are_not_utf_8_spoil_only_themselves(tmp_path: Path) -> None:
+async def test_invalid_utf_8_bytes_are_replaced(tmp_path: Path) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=b'{"items": ["\xff", "good"]}', content_type="application/json")
 
@@ -223,7 +221,7 @@ async def test_bytes_that_are_not_utf_8_spoil_only_themselves(tmp_path: Path) ->
         assert await client.get(Request(PODS)) == {"items": ["�", "good"]}
 
 
-async def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_response_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "ANSWER_LIMIT_BYTES", 1 << 20)
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -233,7 +231,7 @@ async def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: py
         assert (await refusal(client)).reason == "too_large"
 
 
-async def test_every_request_carries_the_token_and_says_who_asks(tmp_path: Path) -> None:
+async def test_every_request_carries_the_token_and_the_user_agent(tmp_path: Path) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return pod_list()
 
@@ -245,16 +243,14 @@ async def test_every_request_carries_the_token_and_says_who_asks(tmp_path: Path)
         assert request.query["fieldSelector"] == SELECTOR["fieldSelector"]
 
 
-async def test_a_netrc_of_the_user_does_not_come_between(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_netrc_of_the_user_is_ignored(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("default login somebody password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
     assert (await world.client.get(Request(PODS)))["kind"] == "PodList"
 
 
-async def test_without_any_settings_the_message_says_where_they_were_looked_for(tmp_path: Path) -> None:
+async def test_missing_settings_error_names_the_paths_checked(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     error = await refusal(new_client(None, environ={"KUBECONFIG": str(missing)}))
     assert error.reason == "no_config"
@@ -273,7 +269,7 @@ BAD_FILES = (
 
 
 @pytest.mark.parametrize("text", BAD_FILES)
-async def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, text: str) -> None:
+async def test_invalid_kubeconfig_is_reported_with_its_path(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     error = await refusal(new_client(path))
@@ -281,7 +277,7 @@ async def test_a_kubeconfig_that_is_none_is_said(tmp_path: Path, text: str) -> N
     assert str(path) in str(error)
 
 
-async def test_a_user_without_credentials_makes_no_anonymous_request(tmp_path: Path) -> None:
+async def test_user_without_credentials_makes_no_anonymous_request(tmp_path: Path) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return pod_list()
 
@@ -294,7 +290,7 @@ async def test_a_user_without_credentials_makes_no_anonymous_request(tmp_path: P
         assert requests == []
 
 
-async def test_a_kubeconfig_in_the_environment_is_found(world: World) -> None:
+async def test_kubeconfig_from_the_environment_is_used(world: World) -> None:
     client = new_client(None, environ={"KUBECONFIG": str(world.kubeconfig)})
     assert (await client.get(Request(PODS)))["kind"] == "PodList"
     await client.close()
@@ -305,7 +301,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: Path, tls: ServerTls) -> None:
+async def test_only_the_ca_of_the_kubeconfig_is_trusted(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path / "one", tls=tls) as world:
         assert (await world.client.get(Request(PODS)))["kind"] == "PodList"
         other = self_signed(tmp_path / "other")
@@ -317,7 +313,7 @@ async def test_the_authority_of_a_kubeconfig_is_believed_and_no_other(tmp_path: 
         assert world.server.requests["list pods"] == 1
 
 
-async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: ServerTls) -> None:
+async def test_replaced_ca_file_is_read_again(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path / "one", tls=tls) as world:
         authority = tmp_path / "ca.crt"
         authority.write_bytes(self_signed(tmp_path / "other").certificate.read_bytes())
@@ -332,9 +328,7 @@ async def test_an_authority_that_is_replaced_is_read_again(tmp_path: Path, tls: 
         await client.close()
 
 
-async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_the_old_one_is_refused(
-    tmp_path: Path, tls: ServerTls
-) -> None:
+async def test_renewed_client_certificate_is_used_after_the_old_one_is_refused(tmp_path: Path, tls: ServerTls) -> None:
     old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
     current = ServerTls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
     shown: list[str] = []
@@ -369,9 +363,7 @@ async def test_a_client_certificate_that_was_renewed_in_its_file_is_shown_once_t
     assert shown[0] == shown[1] == shown[2] != shown[3]
 
 
-async def test_a_client_certificate_with_which_the_server_hangs_up_is_read_again_for_the_next_request(
-    tmp_path: Path, tls: ServerTls
-) -> None:
+async def test_client_certificate_is_read_again_after_the_server_disconnects(tmp_path: Path, tls: ServerTls) -> None:
     old, renewed = (self_signed(tmp_path / name) for name in ("old", "renewed"))
     current = ServerTls(certificate=tmp_path / "current.crt", key=tmp_path / "current.key")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -401,14 +393,14 @@ def client_url(kubeconfig: Path) -> str:
     return str(json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 
 
-async def test_an_authority_file_without_a_certificate_is_said(tmp_path: Path) -> None:
+async def test_ca_file_without_a_certificate_is_reported(tmp_path: Path) -> None:
     authority, path = tmp_path / "ca.crt", tmp_path / "kubeconfig"
     authority.write_text("no certificate")
     write_kubeconfig(path, "https://127.0.0.1:1", {"token": "t"}, **{"certificate-authority": str(authority)})
     assert (await refusal(new_client(path))).reason == "certificate"
 
 
-async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Path, tls: ServerTls) -> None:
+async def test_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path, tls=tls) as world:
         host, port = world.server.url.removeprefix("https://").split(":")
         (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
@@ -422,7 +414,7 @@ async def test_a_pod_uses_its_service_account_and_reads_a_new_token(tmp_path: Pa
         await client.close()
 
 
-async def test_an_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Path, tls: ServerTls) -> None:
+async def test_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Path, tls: ServerTls) -> None:
     async with World(tmp_path, tls=tls) as world:
         host, port = world.server.url.removeprefix("https://").split(":")
         (tmp_path / "ca.crt").write_bytes(tls.certificate.read_bytes())
@@ -432,7 +424,7 @@ async def test_an_agent_in_a_pod_never_loads_the_kubernetes_package(tmp_path: Pa
         assert (process.returncode, said.decode()) == (0, "")
 
 
-async def test_the_address_in_a_pod_may_be_of_ip_version_6(tmp_path: Path) -> None:
+async def test_in_cluster_address_can_be_ipv6(tmp_path: Path) -> None:
     for name in ("token", "ca.crt"):
         (tmp_path / name).write_text("x\n")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -442,7 +434,7 @@ async def test_the_address_in_a_pod_may_be_of_ip_version_6(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt"])
-async def test_a_pod_without_its_service_account_says_which_file_is_missing(tmp_path: Path, missing: str) -> None:
+async def test_missing_service_account_file_is_reported(tmp_path: Path, missing: str) -> None:
     for name in {"token", "ca.crt"} - {missing}:
         (tmp_path / name).write_text("x")
     environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
@@ -464,24 +456,24 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("request_", "name"), NAMED.items())
-def test_requests_are_named_as_rights_are(request_: tuple[str, str], name: str) -> None:
+def test_request_action_names_the_verb_and_resource(request_: tuple[str, str], name: str) -> None:
     path, watch = request_
     assert api_errors.Request(path, {"watch": "1"} if watch else {}).action == name
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("-1", None), ("soon", None), (None, None)])
-def test_only_seconds_are_read_from_retry_after(header: str | None, seconds: float | None) -> None:
+def test_retry_after_accepts_only_seconds(header: str | None, seconds: float | None) -> None:
     error = api_errors.of_status(429, "a", api_errors.Request(PODS), retry_after=header)
     assert error.retry_after_seconds == seconds
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.sampled_from(["timeout", "forbidden", "gone", "server_error"]))
-def test_a_wait_is_never_nothing_and_never_much_longer_than_a_minute(failures: int, part: float, reason: str) -> None:
+def test_retry_delay_is_between_100_ms_and_75_seconds(failures: int, part: float, reason: str) -> None:
     client = ApiClient(Credentials(), random=lambda: part)
     assert 0.1 <= client.retry_seconds(ApiError(reason, ""), failures) <= 75
 
 
-def test_what_a_proxy_puts_into_a_status_is_cut_to_one_line() -> None:
+def test_long_status_details_are_cut_to_one_line() -> None:
     error = api_errors.of_status(503, "a", api_errors.Request(PODS), details="many\nlines " * 1000)
     assert "\n" not in str(error)
     assert len(str(error)) < 500

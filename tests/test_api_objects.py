@@ -40,7 +40,7 @@ def dra(version: str, mig: str, t: float = 60.0) -> NodeTruth:
     return scenario.build(scenario_file.parse(text, "s.yaml")).at(t)
 
 
-def test_a_pod_is_as_full_as_a_real_one() -> None:
+def test_simulated_pod_has_the_fields_of_a_real_pod() -> None:
     pod: Any = next(
         pod
         for pod in objects_of(scenario.load("demo").at(5.0)).pods
@@ -56,7 +56,7 @@ def test_a_pod_is_as_full_as_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
-def test_every_listed_pod_is_in_the_api_with_its_containers_and_uid_and_no_name_is_twice(name: str) -> None:
+def test_every_listed_pod_is_unique_in_the_api_with_its_containers_and_uid(name: str) -> None:
     for t in (0.0, 35.0, 75.0, 130.0):
         truth = scenario.load(name).at(t)
         pods = {(pod.namespace, pod.name): pod for pod in truth.pods}
@@ -68,13 +68,13 @@ def test_every_listed_pod_is_in_the_api_with_its_containers_and_uid_and_no_name_
         assert {(namespace, pod) for namespace, pod, _ in truth.other_pods} <= set(pods)
 
 
-def test_the_owners_scenario_has_110_pods_of_over_20_kinds() -> None:
+def test_owners_scenario_has_110_pods_and_23_gpu_holders() -> None:
     truth = scenario.load("owners").at(0.0)
     assert len(truth.pods) == 110
     assert len({holder.pod for holder in truth.holders}) == 23
 
 
-def test_objects_that_did_not_change_are_the_same_ones() -> None:
+def test_unchanged_objects_are_not_rebuilt() -> None:
     loaded = scenario.load("chaos")
     before, after = objects_of(loaded.at(6.0)), objects_of(loaded.at(13.0))
     kept = {id(pod) for pod in before.pods} & {id(pod) for pod in after.pods}
@@ -82,7 +82,7 @@ def test_objects_that_did_not_change_are_the_same_ones() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
-def test_slices_of_every_version_tell_the_same_devices(version: str) -> None:
+def test_resource_slices_of_every_dra_version_describe_the_same_devices(version: str) -> None:
     truth = dra(version, "static")
     evidence = evidence_of(objects_of(truth))
     whole, board, _ = truth.gpus
@@ -99,7 +99,7 @@ def test_slices_of_every_version_tell_the_same_devices(version: str) -> None:
     )
 
 
-def test_dynamic_slices_have_every_possible_instance_and_no_uuid() -> None:
+def test_dynamic_slices_list_every_possible_instance_without_a_uuid() -> None:
     devices = evidence_of(objects_of(dra("v1", "dynamic"))).devices or {}
     possible = {name: device for (_, name), device in devices.items() if device.kind == "mig"}
     assert len(possible) == 7 + 4 + 2 + 1 + 1 + 4
@@ -107,14 +107,14 @@ def test_dynamic_slices_have_every_possible_instance_and_no_uuid() -> None:
     assert ("n1", "gpu-1") in devices
 
 
-def test_an_older_generation_is_there_for_the_first_half_minute_and_says_nothing() -> None:
+def test_older_slice_generation_lasts_30_seconds_and_adds_no_devices() -> None:
     early, late = (objects_of(dra("v1", "dynamic", t)) for t in (29.0, 31.0))
     assert [len(each.resource_slices) for each in (early, late)] == [3, 2]
     assert evidence_of(early).devices == evidence_of(late).devices
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
-def test_claims_tell_who_only_monitors_and_what_a_share_has_and_the_kubelet_names_their_uids(version: str) -> None:
+def test_claims_have_admin_access_and_shares_and_kubelet_cdi_ids_match_uids(version: str) -> None:
     truth = dra(version, "static")
     objects = objects_of(truth)
     evidence = evidence_of(objects)
@@ -135,7 +135,7 @@ def test_claims_tell_who_only_monitors_and_what_a_share_has_and_the_kubelet_name
     assert sorted(name.split("claim=")[1][:36] for name in cdi) == sorted(evidence.claims)
 
 
-async def test_a_simulated_node_serves_its_pods_to_who_reads_its_kubeconfig(tmp_path: Path) -> None:
+async def test_simulated_node_serves_its_pods_through_its_kubeconfig(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("kai"), tmp_path, time.time)
     await node.start()
     client = ApiClient(Credentials(kubeconfig=node.kubeconfig), random=lambda: 0.5)

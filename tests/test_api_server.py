@@ -53,7 +53,7 @@ async def names(world: World, path: str, selector: str) -> list[str]:
     return [item["metadata"]["name"] for item in listed["items"]]
 
 
-async def test_lists_are_selected_by_field(world: World) -> None:
+async def test_lists_are_filtered_by_field_selector(world: World) -> None:
     assert await names(world, PODS, "") == ["a", "done", "elsewhere"]
     assert await names(world, PODS, f"spec.nodeName={NODE}") == ["a", "done"]
     assert await names(world, PODS, f"spec.nodeName=={NODE},status.phase!=Succeeded") == ["a"]
@@ -61,11 +61,11 @@ async def test_lists_are_selected_by_field(world: World) -> None:
 
 
 @pytest.mark.parametrize("selector", ["spec.colour=red", "nonsense", "spec.driver=x"])
-async def test_a_field_that_cannot_be_selected_by_is_refused(world: World, selector: str) -> None:
+async def test_unsupported_field_selector_is_refused(world: World, selector: str) -> None:
     assert (await got(world, PODS, fieldSelector=selector))[0] == 400
 
 
-async def test_a_list_is_shown_whole_or_as_metadata(world: World) -> None:
+async def test_list_is_returned_whole_or_as_metadata(world: World) -> None:
     _, whole = await got(world, PODS)
     _, metadata = await got(world, PODS, METADATA_LIST)
     assert (whole["kind"], metadata["kind"]) == ("PodList", "PartialObjectMetadataList")
@@ -83,17 +83,17 @@ MISSING = ("/api/v1/nodes/x", "/api/v1/namespaces/x", CLAIM.replace("v1beta1", "
 
 
 @pytest.mark.parametrize("path", MISSING)
-async def test_what_is_not_there_or_of_another_version_is_not_found(world: World, path: str) -> None:
+async def test_missing_object_or_version_is_not_found(world: World, path: str) -> None:
     status, body = await got(world, path)
     assert (status, body["kind"], body["code"]) == (404, "Status", 404)
 
 
-async def test_a_cluster_without_dra_has_nothing_of_it(world: World) -> None:
+async def test_cluster_without_dra_serves_no_dra_resources(world: World) -> None:
     world.put(pod("a"))
     assert [(await got(world, path))[0] for path in (SLICES, CLAIM, "/apis/resource.k8s.io")] == [404, 404, 404]
 
 
-async def test_without_the_token_nothing_is_answered_and_it_is_counted(world: World) -> None:
+async def test_request_without_the_token_is_refused_and_counted(world: World) -> None:
     async with aiohttp.ClientSession(world.server.url) as opened:
         async with opened.get(PODS) as answer:
             assert answer.status == 401
@@ -102,7 +102,7 @@ async def test_without_the_token_nothing_is_answered_and_it_is_counted(world: Wo
     assert (world.server.without_token, world.server.requests["list pods"]) == (1, 2)
 
 
-async def test_a_fault_unauthorised_puts_a_new_token_into_the_file_once(world: World) -> None:
+async def test_unauthorised_fault_rotates_the_token_file_once(world: World) -> None:
     before = world.token_file.read_text(encoding="utf-8")
     world.faults = {Fault.API_UNAUTHORISED: 0}
     await until(lambda: world.token_file.read_text(encoding="utf-8") != before, "a new token")
@@ -123,11 +123,11 @@ async def watched(world: World, seconds: int = 1, **query: str) -> list[tuple[st
     return found
 
 
-async def test_a_watch_from_nothing_begins_with_everything_and_ends_in_time(world: World) -> None:
+async def test_watch_without_a_version_starts_with_all_objects_and_times_out(world: World) -> None:
     assert await watched(world, fieldSelector=f"spec.nodeName={NODE}") == [("ADDED", "a"), ("ADDED", "done")]
 
 
-async def test_a_watch_is_told_of_what_came_into_and_went_out_of_its_selection(world: World) -> None:
+async def test_watch_reports_objects_that_enter_or_leave_the_selection(world: World) -> None:
     _, listed = await got(world, PODS)
     world.put(pod("a", phase="Failed"), pod("b"), pod("elsewhere", labels={"x": "y"}, node="other"))
     await got(world, PODS)
@@ -137,7 +137,7 @@ async def test_a_watch_is_told_of_what_came_into_and_went_out_of_its_selection(w
     assert found == [("DELETED", "done"), ("DELETED", "a"), ("ADDED", "b")]
 
 
-async def test_bookmarks_follow_news_and_are_sent_on_request_only(world: World) -> None:
+async def test_bookmarks_follow_changes_and_are_sent_only_on_request(world: World) -> None:
     _, listed = await got(world, PODS)
     version = listed["metadata"]["resourceVersion"]
     assert await watched(world, resourceVersion=version, allowWatchBookmarks="true") == []
@@ -148,13 +148,13 @@ async def test_bookmarks_follow_news_and_are_sent_on_request_only(world: World) 
     assert ("BOOKMARK", "") not in await watched(world, resourceVersion=version)
 
 
-async def test_a_version_older_than_the_history_is_gone(world: World) -> None:
+async def test_version_older_than_the_history_is_gone(world: World) -> None:
     await world.server.restart()
     status, body = await got(world, PODS, watch="1", resourceVersion="1001")
     assert (status, body["code"], body["reason"]) == (410, 410, "Expired")
 
 
-async def test_down_closes_the_port_and_the_same_port_comes_back(world: World) -> None:
+async def test_api_down_fault_closes_the_port_and_reopens_the_same_port(world: World) -> None:
     url = world.server.url
     world.faults = {Fault.API_DOWN: 0}
 
@@ -174,7 +174,7 @@ async def test_down_closes_the_port_and_the_same_port_comes_back(world: World) -
     assert world.server.url == url
 
 
-def test_history_is_bounded_and_says_from_where_a_watch_can_start() -> None:
+def test_history_is_bounded_and_keeps_the_oldest_version_for_a_watch() -> None:
     store = Store()
     for number in range(HISTORY_LENGTH + 50):
         store.follow(ApiObjects(pods=(pod("a", labels={"n": str(number)}),)))
@@ -182,6 +182,6 @@ def test_history_is_bounded_and_says_from_where_a_watch_can_start() -> None:
     assert store.oldest == next(store.changes("pods", 0)).version - 1
 
 
-def test_the_same_objects_are_no_change() -> None:
+def test_equal_objects_are_no_change() -> None:
     store, objects = Store(), ApiObjects(pods=(pod("a"),))
     assert [store.follow(each) for each in (objects, objects, ApiObjects(pods=(pod("a"),)))] == [True, False, False]

@@ -60,7 +60,7 @@ def visit(agent: AgentProcess, directory: Path, *flags: str) -> tuple[str, list[
     return done.stdout, events["events"]
 
 
-def test_the_page_shows_the_node_and_asks_only_the_agent(demo_agent: AgentProcess, tmp_path: Path) -> None:
+def test_page_shows_the_node_and_requests_only_the_agent(demo_agent: AgentProcess, tmp_path: Path) -> None:
     dom, events = visit(demo_agent, tmp_path, "--window-size=1400,1600")
     for text in ("SIMULATED", "jupyter-mkowalski", "llama-pretrain-worker-0", "3g.40gb", "whisper-batch"):
         assert text in dom
@@ -85,9 +85,7 @@ PLACES = """() => [...document.querySelectorAll('.map a')].map((card) => [card.c
     card.children[1].getBoundingClientRect().top - card.getBoundingClientRect().top].join())"""
 
 
-def test_the_page_fits_a_phone_and_a_desk_and_can_be_used_by_everyone(
-    context: BrowserContext, demo_agent: AgentProcess
-) -> None:
+def test_page_fits_phone_and_desktop_widths_and_passes_axe(context: BrowserContext, demo_agent: AgentProcess) -> None:
     seen = Watched(context, f"http://127.0.0.1:{demo_agent.port}")
     try:
         page = seen.open("/")
@@ -103,7 +101,7 @@ def test_the_page_fits_a_phone_and_a_desk_and_can_be_used_by_everyone(
         seen.page.close()
 
 
-def test_devices_are_filtered_and_sorted_and_stay_so_when_the_page_renews_itself(
+def test_device_filter_and_sort_persist_when_the_page_refreshes(
     context: BrowserContext, demo_agent: AgentProcess
 ) -> None:
     seen = Watched(context, f"http://127.0.0.1:{demo_agent.port}")

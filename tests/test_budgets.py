@@ -40,7 +40,7 @@ def at(text: str) -> float:
 NOW = at("2026-10-11T06:30")
 
 
-def test_a_file_of_budgets_is_read() -> None:
+def test_budgets_file_is_read() -> None:
     research, platform = parse(ONE, "b.yaml")
     assert research == Budget(
         name="research",
@@ -53,19 +53,19 @@ def test_a_file_of_budgets_is_read() -> None:
     assert (platform.owner, platform.include_unallocated, platform.thresholds) == ({}, True, (0.5, 0.8, 1.0))
 
 
-def test_a_budget_may_be_for_a_label() -> None:
+def test_budget_owner_can_be_a_label() -> None:
     text = "budgets: [{name: a, amount: 5, currency: USD, period: week, owner: {'label:example.com/centre': '42'}}]"
     assert parse(text, "b.yaml")[0].owner == {"label:example.com/centre": "42"}
 
 
-def test_the_example_of_the_documentation_is_right() -> None:
+def test_documented_example_is_valid() -> None:
     text = (Path(__file__).resolve().parent.parent / "docs" / "cost.md").read_text()
     research, everything = parse("budgets:" + text.split("```yaml\nbudgets:")[1].split("```")[0], "docs/cost.md")
     assert research.thresholds == everything.thresholds
     assert everything.include_unallocated
 
 
-def test_all_mistakes_are_told_at_once_with_line_key_and_what_is_allowed() -> None:
+def test_all_errors_are_reported_with_line_key_and_allowed_values() -> None:
     text = """\
 budgets:
   - name: a
@@ -115,7 +115,7 @@ budgts: []
     )
 
 
-def test_a_name_given_twice_in_one_line_is_a_mistake() -> None:
+def test_duplicate_name_on_one_line_is_an_error() -> None:
     budget = "{name: a, amount: 5, currency: USD, period: week}"
     with pytest.raises(ConfigError) as caught:
         parse(f"budgets: [{budget}, {budget}]", "b.yaml")
@@ -123,12 +123,12 @@ def test_a_name_given_twice_in_one_line_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "budgets:", "budgets: 3", "budgets: []", "budgets: [\n", "a: *b"])
-def test_what_is_no_file_of_budgets_is_told_in_one_line(text: str) -> None:
+def test_invalid_budgets_file_is_reported_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError, match=r"b\.yaml:1|b\.yaml:2|not YAML"):
         parse(text, "b.yaml")
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_budgets_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
         load(tmp_path / "none.yaml")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe")
@@ -147,13 +147,13 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         ("year", "2026-01-01", "2027-01-01", "2026"),
     ],
 )
-def test_periods_are_those_of_the_calendar_in_utc(period: str, start: str, end: str, label: str) -> None:
+def test_periods_are_calendar_periods_in_utc(period: str, start: str, end: str, label: str) -> None:
     found = period_at(period, NOW)  # type: ignore[arg-type]
     assert (found.start_seconds, found.end_seconds, found.label) == (at(start), at(end), label)
 
 
 @given(st.floats(at("2001-01-01"), at("2150-01-01")), st.sampled_from(("week", "month", "quarter", "year")))
-def test_a_moment_lies_in_its_period_and_the_next_period_begins_where_it_ends(now: float, period: str) -> None:
+def test_period_contains_the_given_time_and_borders_the_next_period(now: float, period: str) -> None:
     found = period_at(period, now)  # type: ignore[arg-type]
     assert found.start_seconds <= now < found.end_seconds
     assert period_at(period, found.end_seconds).start_seconds == found.end_seconds  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def stand(source: Known, *budgets: Budget) -> tuple[BudgetState, ...]:
     return asyncio.run(standings(budgets, source, NOW))
 
 
-def test_a_budget_counts_what_its_owner_has_cost_in_the_period() -> None:
+def test_budget_counts_the_cost_of_its_owner_in_the_period() -> None:
     source = october()
     everything = Budget(name="all", amount=1e5, currency="USD", period="month", include_unallocated=True)
     week = Budget(name="w", amount=650.0, currency="USD", period="week", owner={"cluster": "east"})
@@ -226,13 +226,13 @@ def test_a_budget_counts_what_its_owner_has_cost_in_the_period() -> None:
     assert len(source.asked) == 1, "one reading for all budgets"
 
 
-def test_no_budgets_ask_nothing() -> None:
+def test_empty_budget_list_queries_nothing() -> None:
     source = october()
     assert stand(source) == ()
     assert source.asked == []
 
 
-def test_money_of_another_currency_is_told_and_not_0() -> None:
+def test_cost_in_another_currency_is_reported_and_not_counted_as_0() -> None:
     (state,) = stand(october(currency="EUR"), budget(team="red"))
     assert (state.known, state.projected, state.passed) == (False, None, ())
     assert state.notes == (
@@ -240,7 +240,7 @@ def test_money_of_another_currency_is_told_and_not_0() -> None:
     )
 
 
-def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
+def test_unreadable_day_is_reported_and_prevents_a_projection() -> None:
     source = october()
     source.failing = {int(at("2026-10-04"))}
     (state,) = stand(source, budget(team="red"))
@@ -260,7 +260,7 @@ def test_a_day_that_cannot_be_read_is_told_and_projects_nothing() -> None:
         "gpu_node_info",
     ],
 )
-def test_what_makes_no_difference_to_money_makes_no_budget_unknown(series: str) -> None:
+def test_failed_query_that_does_not_affect_cost_keeps_the_budget_known(series: str) -> None:
     source = october()
     source.failing, source.unanswered = {int(at("2026-10-04"))}, series
     (state,) = stand(source, budget(team="red"))
@@ -293,7 +293,7 @@ async def looks_of(source: Known, *seconds: float) -> tuple[Book, list[int], flo
     return book, counted, pause
 
 
-async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_less_and_less_often() -> None:
+async def test_budget_with_a_failed_query_is_retried_with_growing_delay() -> None:
     source = october()
     source.failing = {int(at("2026-10-04"))}
     book, counted, pause = await looks_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
@@ -307,7 +307,7 @@ async def test_a_budget_of_which_a_question_stays_unanswered_is_counted_again_le
     assert "budgets" not in (book.freshness().problem or "")
 
 
-async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_there_is_a_newer_hour() -> None:
+async def test_permanent_query_failure_is_not_retried_before_the_next_hour() -> None:
     source = october()
     source.failing, source.may_pass = {int(at("2026-10-04"))}, False
     book, counted, _ = await looks_of(source, 0, 300, 3000)
@@ -315,13 +315,13 @@ async def test_a_question_that_will_never_be_answered_is_not_asked_again_before_
     assert book.last_read_seconds == NOW + 3000
 
 
-def test_hours_that_were_not_recorded_are_told() -> None:
+def test_unrecorded_hours_are_reported() -> None:
     (state,) = stand(october(hours=20), budget(team="red"))
     assert state.notes == ("40 of the period's 246 hours were not recorded, and are not in it.",)
     assert state.projected is None, "not one complete day is known"
 
 
-def test_what_was_never_recorded_is_not_0_and_an_owner_whom_nobody_knows_is_told() -> None:
+def test_unrecorded_cluster_and_unknown_owner_are_reported() -> None:
     nowhere, unknown = stand(october(), budget(cluster="esat"), budget(team="rde"))
     assert (nowhere.known, nowhere.projected, nowhere.passed) == (False, None, ())
     assert nowhere.notes == ("246 of the period's 246 hours were not recorded for cluster 'esat', and are not in it.",)
@@ -329,7 +329,7 @@ def test_what_was_never_recorded_is_not_0_and_an_owner_whom_nobody_knows_is_told
     assert unknown.notes == ("No line of the period is of this budget's owner: check the spelling against a report.",)
 
 
-def test_use_without_a_price_is_counted() -> None:
+def test_unpriced_use_is_counted() -> None:
     source = october()
     day = source.days[int(at("2026-10-05"))]
     key = LineKey(cluster="east", namespace="a", team="red", kind="Job", workload="x")

@@ -25,7 +25,7 @@ def everything() -> Snapshot:
     return changed(shown, metering={"ledger": ledger})
 
 
-def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
+def test_every_metric_has_a_unique_name_help_and_a_type_matching_its_name() -> None:
     names = [metric.name for metric in catalog.ALL]
     assert len(set(names)) == len(names)
     for metric in catalog.ALL:
@@ -34,7 +34,7 @@ def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> Non
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
 
 
-def test_what_is_shown_is_what_the_catalogue_says_and_all_of_it() -> None:
+def test_metrics_page_matches_the_catalogue() -> None:
     own = [family for family in families(everything(), ExpositionOptions()) if not family.name.startswith("DCGM_")]
     page = [*own, *ProcessMetrics().families()]
     assert {family.name for family in page} == {metric.name for metric in catalog.ALL}
@@ -53,18 +53,18 @@ def test_what_is_shown_is_what_the_catalogue_says_and_all_of_it() -> None:
         assert not unused, family.name
 
 
-def test_families_stand_in_the_order_of_the_catalogue() -> None:
+def test_families_are_in_catalogue_order() -> None:
     shown = [family.name for family in families(everything(), ExpositionOptions())]
     own = [name for name in shown if name in catalog.BY_NAME]
     assert own == [metric.name for metric in catalog.ALL if metric.name in own]
 
 
-def test_an_unallocated_device_says_so_without_any_pod_series() -> None:
+def test_unallocated_device_has_no_pod_series() -> None:
     view = DeviceView(gpu=exclusive().gpu, allocation=AllocationState.UNALLOCATED)
     empty = changed(snapshot(view), attribution={"unresolved": ()}, metering={"ledger": None})
     assert not [family.name for family in families(empty, ExpositionOptions()) if family.name.startswith("gpu_pod_")]
 
 
-def test_no_label_of_ours_can_be_taken_for_one_of_a_pods_own() -> None:
+def test_catalogue_labels_do_not_clash_with_exported_label_prefixes() -> None:
     ours = {label for metric in catalog.ALL for label in metric.labels}
     assert not [label for label in ours if label.startswith(EXPORTED_PREFIXES)]

@@ -59,11 +59,11 @@ POD = f"kubepods-burstable-pod{UID_}.slice"
         ("", None),
     ],
 )
-def test_every_runtime_and_namespace_form_leads_to_its_pod(text: str, expected: str | None) -> None:
+def test_cgroup_of_every_runtime_and_namespace_maps_to_its_pod(text: str, expected: str | None) -> None:
     assert pod_of(text) == expected
 
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.text())
-def test_no_text_at_all_makes_it_fail(text: str) -> None:
+def test_arbitrary_text_does_not_fail(text: str) -> None:
     pod_of(text)

@@ -63,7 +63,7 @@ def kinds(judge: Judge) -> set[str]:
     return {one.kind for one in judge.violations}
 
 
-def test_agents_under_seeded_faults_show_nothing_that_is_not_so(tmp_path: Path) -> None:
+def test_agents_under_seeded_faults_have_no_violations(tmp_path: Path) -> None:
     """Real agents, children, sockets, signals and disks; the figures are those of the table that is printed."""
     command = [sys.executable, "benchmarks/chaos.py", "--seeds", SEEDS, "--jobs", "3"]
     done = subprocess.run(
@@ -89,12 +89,12 @@ def test_agents_under_seeded_faults_show_nothing_that_is_not_so(tmp_path: Path) 
         assert int(checked[invariant]) > 20, told
 
 
-def test_a_seed_always_gives_the_same_schedule_and_another_one_another() -> None:
+def test_same_seed_gives_the_same_schedule_and_another_seed_a_different_one() -> None:
     assert chaos_schedule.draw(17) == chaos_schedule.draw(17)
     assert chaos_schedule.draw(17).injections != chaos_schedule.draw(18).injections
 
 
-def test_over_two_hundred_seeds_every_kind_of_fault_happens_often() -> None:
+def test_every_fault_kind_occurs_often_in_200_seeds() -> None:
     counted: Counter[str] = Counter()
     for seed in range(200):
         counted += Counter(one.kind for one in chaos_schedule.draw(seed).injections)
@@ -103,7 +103,7 @@ def test_over_two_hundred_seeds_every_kind_of_fault_happens_often() -> None:
     assert counted.total() >= 10_000
 
 
-def test_what_a_machine_cannot_do_is_left_out() -> None:
+def test_unsupported_faults_are_left_out_of_the_schedule() -> None:
     without = frozenset({Act.DISK_HANG.value, Act.CLOCK.value})
     drawn = [one.kind for seed in range(50) for one in chaos_schedule.draw(seed, without=without).injections]
     assert drawn
@@ -114,12 +114,12 @@ def test_what_a_machine_cannot_do_is_left_out() -> None:
     ("text", "told"),
     [("a 1\na 2\n", "twice: a"), ("a NaN\n", "NaN: a"), ("", "empty"), ("a b\n", "could not convert")],
 )
-def test_a_page_with_a_series_twice_or_no_number_is_none(text: str, told: str) -> None:
+def test_page_with_a_duplicate_series_or_invalid_value_is_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse(text)
 
 
-def test_what_stays_of_owners_and_of_ended_pods_is_no_growth_and_what_else_tells_of_them_is() -> None:
+def test_living_series_exclude_kept_totals_of_owners_and_ended_pods() -> None:
     """A page grows while pods come and go; what is kept on purpose must not hide what is kept by mistake."""
     here, ended = 'pod_uid="1",container_name="main",uuid="GPU-1"', 'pod_uid="2",container_name="main",uuid="GPU-1"'
     living = [
@@ -133,7 +133,7 @@ def test_what_stays_of_owners_and_of_ended_pods_is_no_growth_and_what_else_tells
     assert parse("\n".join([*living, f"gpu_pod_age_seconds{{{ended}}} 9"])).living() == len(living) + 1
 
 
-def test_a_device_shown_idle_that_was_busy_is_a_violation() -> None:
+def test_judge_busy_device_shown_idle_is_a_violation() -> None:
     judge = judge_of()
     labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
     judge.look(page_at(10.0, f"gpu_activity_ratio{labels} 0.8"), 10.3)
@@ -142,7 +142,7 @@ def test_a_device_shown_idle_that_was_busy_is_a_violation() -> None:
     assert kinds(judge) == {"no false idle"}
 
 
-def test_a_mean_of_dcgm_may_reach_back_over_the_time_in_which_the_driver_stood_still() -> None:
+def test_judge_dcgm_mean_may_cover_the_time_of_a_driver_hang() -> None:
     """The pod on GPU 1 began at 5.8 s: a mean from before that is lower than what it did."""
     stood = Injection(kind=Fault.HANG, at=4.0, seconds=4.0)
     for by, injections, wrong in (
@@ -156,14 +156,14 @@ def test_a_mean_of_dcgm_may_reach_back_over_the_time_in_which_the_driver_stood_s
         assert kinds(judge) == wrong, (by, injections)
 
 
-def test_a_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
+def test_judge_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
     judge = judge_of(Injection(kind=Fault.GPU_LOST, at=5.0, seconds=4.0, gpu=0))
     labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
     judge.look(page_at(8.0, f"gpu_activity_ratio{labels} 0.8"), 8.2)
     assert kinds(judge) == {"dark while faulty"}
 
 
-def test_a_value_read_while_the_gpu_came_back_is_none() -> None:
+def test_judge_value_read_while_the_gpu_returned_is_no_violation() -> None:
     """The clock of the stamp and the one that faults go by are read one after the other."""
     judge = judge_of(Injection(kind=Fault.GPU_LOST, at=5.0, seconds=3.02, gpu=0))
     labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
@@ -171,14 +171,14 @@ def test_a_value_read_while_the_gpu_came_back_is_none() -> None:
     assert not judge.violations
 
 
-def test_a_node_is_not_well_without_a_gpu_that_was_absent_before() -> None:
+def test_judge_node_without_a_previously_absent_gpu_is_not_well() -> None:
     judge = judge_of(Injection(kind=Fault.GPU_ABSENT, at=5.0, seconds=3.0, gpu=0))
     up = [f'gpu_up{{uuid="{gpu.uuid}"}} 1' for gpu in judge.world.at(20.0).gpus]
     assert judge.is_well(parse(page_at(20.0, *up[1:])), 20.0) == f"not up: {[uuid_of(judge, 0)]}"
     assert "not up" not in judge.is_well(parse(page_at(20.0, *up)), 20.0)
 
 
-def test_a_holder_too_few_or_too_many_is_a_violation() -> None:
+def test_judge_missing_or_extra_holder_is_a_violation() -> None:
     judge = judge_of()
     holders = sorted({(one.device_uuid, one.pod) for one in judge.world.at(4.5).holders})
     held = sorted({uuid for uuid, _ in holders})
@@ -193,7 +193,7 @@ def test_a_holder_too_few_or_too_many_is_a_violation() -> None:
     assert kinds(judge) == {"attribution is the kubelet's"}
 
 
-def test_a_holder_that_ended_is_missing_rightly_only_where_the_api_has_told_so() -> None:
+def test_judge_ended_holder_may_be_missing_only_after_an_api_answer() -> None:
     judge = judge_of()
     answered, ended = 1.66, 3.45
     before, after = judge.world.at(answered).holders, judge.world.at(ended).holders
@@ -211,7 +211,7 @@ def test_a_holder_that_ended_is_missing_rightly_only_where_the_api_has_told_so()
     assert "attribution is the kubelet's" in kinds(judge)
 
 
-def test_a_device_that_is_held_and_shown_as_unallocated_is_a_violation() -> None:
+def test_judge_held_device_shown_as_unallocated_is_a_violation() -> None:
     judge = judge_of()
     row = f'gpu_allocation_state{{uuid="{uuid_of(judge, 0)}",state="unallocated"}} 1'
     judge.look(page_at(10.0, row), 10.4)
@@ -244,7 +244,7 @@ def test_judge_money_of_a_state_without_seconds_is_a_violation() -> None:
     assert kinds(judge) == {"money is for seconds"}
 
 
-def test_judge_fault_of_one_gpu_that_darkens_another_is_a_violation() -> None:
+def test_judge_fault_of_one_gpu_that_hides_another_is_a_violation() -> None:
     for kind in (chaos_schedule.GPU_HANG, Fault.GPU_LOST):
         judge = judge_of(Injection(kind=kind, at=10.0, seconds=20.0, gpu=0))
         judge.agent_since = 1.0
@@ -268,7 +268,7 @@ def test_judge_fault_of_one_gpu_that_darkens_another_is_a_violation() -> None:
             assert "a fault of one GPU is its own" in look(others | {row: -1.0})
 
 
-def test_judge_fault_of_the_driver_beside_one_gpu_excuses_the_others() -> None:
+def test_judge_driver_fault_during_a_gpu_fault_excuses_other_gpus() -> None:
     hung = Injection(kind=chaos_schedule.GPU_HANG, at=10.0, seconds=20.0, gpu=0)
     judge = judge_of(hung, Injection(kind=Act.CHILD_KILL, at=19.0))
     judge.agent_since = 1.0
@@ -299,7 +299,7 @@ def test_judge_counter_that_goes_back_is_a_violation_except_in_a_new_agent() -> 
     assert not judge.violations
 
 
-def test_judge_identity_that_goes_back_is_a_violation_in_any_agent() -> None:
+def test_judge_ledger_that_goes_back_is_a_violation_in_any_agent() -> None:
     for saved in (True, False):
         judge = judge_of()
         judge.look(page_at(10.0, seconds(7.0)), 10.1)
@@ -320,13 +320,13 @@ def test_judge_second_in_two_ledgers_is_a_violation() -> None:
     assert kinds(judge) == {"no second is in two ledgers"}
 
 
-def test_judge_ledger_without_a_beginning_is_a_violation() -> None:
+def test_judge_ledger_without_a_created_time_is_a_violation() -> None:
     judge = judge_of()
     judge.look(page_at(10.0, seconds(7.0).rpartition("\n")[0]), 10.1)
     assert kinds(judge) == {"every ledger has a beginning"}
 
 
-def test_judge_ledger_on_the_page_of_an_agent_that_waits_is_a_violation() -> None:
+def test_judge_ledger_shown_by_a_waiting_agent_is_a_violation() -> None:
     judge = judge_of()
     judge.look(page_at(10.0, "gpu_exporter_ledger_writer 1", seconds(7.0)), 10.1)
     judge.look(page_at(10.5, "gpu_exporter_ledger_writer 0"), 10.6)
@@ -346,7 +346,7 @@ def test_judge_owners_that_do_not_sum_to_capacity_are_a_violation() -> None:
     assert kinds(judge) == {"owners sum to capacity"}
 
 
-def test_a_gpu_that_is_up_by_a_reading_of_long_ago_is_a_violation() -> None:
+def test_judge_gpu_up_from_an_old_reading_is_a_violation() -> None:
     judge = judge_of()
     stamps = page_at(10.0, 'gpu_up{gpu="0"} 1').replace(
         "snapshot_timestamp_seconds 1010.0", "snapshot_timestamp_seconds 1013.0"
@@ -355,7 +355,7 @@ def test_a_gpu_that_is_up_by_a_reading_of_long_ago_is_a_violation() -> None:
     assert kinds(judge) == {"nothing old is shown"}
 
 
-def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_two() -> None:
+def test_judge_converts_timestamps_across_clock_steps_unless_ambiguous() -> None:
     judge = judge_of()
     judge.stepped(10.0, 10.1, HOUR)
     judge.stepped(12.0, 12.1, 0.0)
@@ -367,7 +367,9 @@ def test_an_instant_is_found_again_though_the_clock_was_set_unless_it_could_be_t
 
 
 @pytest.mark.parametrize(("set_back_at", "found"), [(4.0, 10.6), (8.0, None)], ids=["told", "could be two"])
-def test_an_instant_by_a_clock_that_was_set_within_the_sample(set_back_at: float, found: float | None) -> None:
+def test_judge_converts_a_timestamp_with_a_clock_step_within_the_sample(
+    set_back_at: float, found: float | None
+) -> None:
     judge = judge_of()
     judge.stepped(set_back_at, set_back_at + 0.1, -5.0)
     judge.stepped(10.0, 10.1, 0.0)
@@ -376,7 +378,9 @@ def test_an_instant_by_a_clock_that_was_set_within_the_sample(set_back_at: float
 
 
 @pytest.mark.parametrize(("ratio", "missing", "wrong"), [(0.1, 1, False), (0.1, 0, True), (0.01, 1, True)])
-def test_judge_gpu_with_an_unmeasured_instance_is_only_not_idle(*, ratio: float, missing: int, wrong: bool) -> None:
+def test_judge_gpu_with_an_unmeasured_instance_must_only_not_be_idle(
+    *, ratio: float, missing: int, wrong: bool
+) -> None:
     """Its own counters show the engine and no codec, and an instance is not measured right after a new layout."""
     judge = judge_of()
     (gpu,) = (gpu for gpu in judge.world.at(10.0).gpus if gpu.instances)

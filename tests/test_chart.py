@@ -52,7 +52,7 @@ INSTALL = pytest.mark.parametrize("name", INSTALLS)
 
 
 @INSTALL
-def test_golden_manifests(name: str) -> None:
+def test_manifests_match_the_golden_files(name: str) -> None:
     path = GOLDEN / f"chart_{name}.yaml"
     files, values = INSTALLS[name]
     text = without_copies(rendered(*files, values=values))
@@ -73,7 +73,7 @@ def test_golden_manifests(name: str) -> None:
         ("bare", "1.33.1", ""),
     ],
 )
-def test_auto_is_the_platform_that_the_cluster_shows(platform: str, kube_version: str, api: str) -> None:
+def test_auto_platform_equals_the_detected_platform(platform: str, kube_version: str, api: str) -> None:
     found, meant = (
         without_copies(rendered(values=f"platform: {value}", kube_version=kube_version, api=api))
         for value in ("auto", platform)
@@ -81,7 +81,7 @@ def test_auto_is_the_platform_that_the_cluster_shows(platform: str, kube_version
     assert found == meant
 
 
-def test_a_value_that_is_given_wins_over_the_platform() -> None:
+def test_explicit_value_overrides_the_platform() -> None:
     values = """
 platform: gke
 agent:
@@ -104,7 +104,7 @@ agent:
         ("monitoring: {podMonitor: {enabled: false}, rules: {enabled: false}}", set()),
     ],
 )
-def test_monitoring_objects_are_installed_where_the_cluster_knows_their_kinds(values: str, kinds: set[str]) -> None:
+def test_monitoring_objects_are_installed_if_the_cluster_has_their_kinds(values: str, kinds: set[str]) -> None:
     found = read(rendered(values=values, api=OPERATOR_API))
     assert {one["kind"] for one in found} & OPERATOR_KINDS == kinds
     assert [one for one in found if one["metadata"]["labels"].get("grafana_dashboard")]
@@ -112,7 +112,7 @@ def test_monitoring_objects_are_installed_where_the_cluster_knows_their_kinds(va
 
 
 @INSTALL
-def test_lint_has_nothing_to_say(name: str, tmp_path: Path) -> None:
+def test_helm_lint_reports_no_warnings(name: str, tmp_path: Path) -> None:
     files, values = INSTALLS[name]
     (tmp_path / "values.yaml").write_text(values or "{}", encoding="utf-8")
     chosen = [word for path in (REGISTRY, *files, tmp_path / "values.yaml") for word in ("--values", str(path))]
@@ -141,7 +141,7 @@ def test_every_manifest_is_strictly_valid(version: str, tmp_path: Path) -> None:
     assert without_schema(version, path) == WITHOUT_SCHEMA
 
 
-def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -> None:
+def test_validation_detects_misspelt_keys_in_custom_resources(tmp_path: Path) -> None:
     text = without_copies(rendered(EVERYTHING))
     path = tmp_path / "wrong.yaml"
     path.write_text(text.replace("honorLabels:", "honourLabels:").replace("hostPID:", "hostPid:"))
@@ -150,7 +150,7 @@ def test_validation_sees_misspelt_keys_of_custom_resources_too(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("more", "names"), [("", [""]), (", ineffective: true", ["", "-ineffective"])])
-def test_the_rules_are_the_repositorys(more: str, names: list[str]) -> None:
+def test_chart_rules_match_the_repository(more: str, names: list[str]) -> None:
     rule = of_kind(read(rendered(values=f"monitoring: {{rules: {{enabled: true{more}}}}}")), "PrometheusRule")
     files = [ROOT / "rules" / f"prometheus-rules{name}.yaml" for name in names]
     groups = [group for file in files for group in read_yaml(file.read_text(encoding="utf-8"))["groups"]]
@@ -177,7 +177,7 @@ def links_of(values: str) -> tuple[set[str], set[str], str]:
     )
 
 
-def test_links_lead_to_the_runbook_of_the_cost_service() -> None:
+def test_default_links_point_to_the_cost_service() -> None:
     runbooks, grafana, dashboards = links_of(LINKS % "{}")
     assert runbooks == {"https://cost.example.org/gpu/runbook"}
     assert grafana == {"https://cost.example.org/gpu"}
@@ -185,7 +185,7 @@ def test_links_lead_to_the_runbook_of_the_cost_service() -> None:
     assert SHIPPED not in dashboards
 
 
-def test_links_have_the_addresses_of_the_values() -> None:
+def test_links_use_the_addresses_in_the_values() -> None:
     values = LINKS % "{runbook: 'https://wiki.example.org/gpu/runbook/', grafana: 'https://grafana.example.org/g/'}"
     runbooks, grafana, dashboards = links_of(values)
     assert runbooks == {"https://wiki.example.org/gpu/runbook"}
@@ -195,13 +195,13 @@ def test_links_have_the_addresses_of_the_values() -> None:
 
 
 @pytest.mark.parametrize("address", ["wiki.example.org", "https://a.example.org/#x", "https://a.example.org/ b"])
-def test_an_address_of_links_that_is_none_is_refused(address: str) -> None:
+def test_invalid_link_address_is_refused(address: str) -> None:
     done = template(values=f"monitoring: {{links: {{runbook: '{address}'}}}}", check=False)
     assert done.returncode != 0
     assert "monitoring.links.runbook" in done.stderr
 
 
-def test_the_dashboards_are_the_repositorys() -> None:
+def test_chart_dashboards_match_the_repository() -> None:
     found = read(rendered(values="monitoring: {dashboards: {enabled: true}}"))
     shipped = {
         key: text
@@ -213,19 +213,19 @@ def test_the_dashboards_are_the_repositorys() -> None:
     assert {name: text.strip() for name, text in shipped.items()} == {name: text.strip() for name, text in ours.items()}
 
 
-def test_every_object_is_small_enough_for_kubectl_apply_too() -> None:
+def test_every_object_is_small_enough_for_kubectl_apply() -> None:
     # It keeps the object in an annotation, and annotations may have 256 KiB in all.
     for document in read(rendered(EVERYTHING)):
         assert len(json.dumps(document)) < 256 * 1024 - 1024, document["metadata"]["name"]
 
 
-def test_a_release_fits_into_the_secret_that_helm_keeps_it_in() -> None:
+def test_release_fits_into_the_helm_secret() -> None:
     chart = b"".join(base64.b64encode(path.read_bytes()) for path in sorted(CHART.rglob("*")) if path.is_file())
     kept = base64.b64encode(base64.b64encode(gzip.compress(chart + rendered(EVERYTHING).encode())))
     assert len(kept) < 1024 * 1024 / 2
 
 
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_chart_files_are_up_to_date() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "chart.py"), "--check"]
     done = subprocess.run(script, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -243,7 +243,7 @@ def identity(document: Document, namespace: str) -> tuple[str, str, str]:
     [(("a", "gpu"), ("b", "gpu")), (("a", "one"), ("a", "two")), (("gpu-cost-exporter", "gpu"), ("gpu", "gpu"))],
     ids=["two releases in a namespace", "a release's name in two namespaces", "a name that is part of the other"],
 )
-def test_two_releases_share_no_object_no_pod_and_no_folder(first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_two_releases_share_no_object_pod_or_folder(first: tuple[str, str], second: tuple[str, str]) -> None:
     values = "agent: {state: {hostPath: ''}}"
     both = [
         (documents(EVERYTHING, values=values, release=release, namespace=namespace), namespace)
@@ -268,7 +268,7 @@ def state_folder(daemonset: Document) -> str:
 
 
 @pytest.mark.parametrize("release", ["gpu-cost-exporter", "a" * 53])
-def test_names_are_no_longer_than_kubernetes_takes(release: str) -> None:
+def test_names_fit_the_kubernetes_length_limits(release: str) -> None:
     for document in documents(EVERYTHING, release=release, namespace="n" * 63):
         # Pods and Services have names that DNS has to take; every other object may have a longer one.
         longest = 63 if document["kind"] in {"DaemonSet", "Deployment", "Service"} else 253
@@ -278,7 +278,7 @@ def test_names_are_no_longer_than_kubernetes_takes(release: str) -> None:
             assert len(value) <= 63
 
 
-def test_a_name_that_looks_like_a_number_is_a_name() -> None:
+def test_numeric_looking_names_stay_strings() -> None:
     values = """
 agent: {priorityClassName: '100', driver: {runtimeClass: {name: '1e3'}}}
 serviceAccount: {name: '007'}
@@ -296,7 +296,7 @@ service: {priorityClassName: '1', serviceAccountName: '0x1', store: {storageClas
     assert (subject["name"], subject["namespace"]) == ("007", "2026")
 
 
-def test_an_object_is_in_its_releases_namespace_or_says_another() -> None:
+def test_objects_are_in_the_release_or_monitoring_namespace() -> None:
     cluster = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints", "PriorityClass"}
     for document in documents(EVERYTHING, namespace="here"):
         place = document["metadata"].get("namespace")
@@ -321,18 +321,18 @@ def annotations(kind: str, values: str) -> dict[str, str]:
         ("Deployment", "service: {budgets: {content: [{name: a, amount: 1, currency: USD, period: week}]}}"),
     ],
 )
-def test_a_change_of_configuration_rolls_the_pods_of_its_part_and_no_other(kind: str, values: str) -> None:
+def test_configuration_change_restarts_only_the_affected_pods(kind: str, values: str) -> None:
     for one in ("DaemonSet", "Deployment"):
         assert (annotations(one, "") != annotations(one, values)) is (one == kind)
 
 
-def test_what_says_nothing_of_the_configuration_rolls_nothing() -> None:
+def test_unrelated_value_change_restarts_no_pods() -> None:
     values = "monitoring: {rules: {enabled: false}, labels: {a: b}}\nnetworkPolicy: {enabled: false}"
     for kind in ("DaemonSet", "Deployment"):
         assert annotations(kind, "") == annotations(kind, values)
 
 
-def test_the_default_may_read_and_write_nothing_and_without_metadata_it_has_no_token() -> None:
+def test_default_role_is_read_only_and_disabled_metadata_has_no_token() -> None:
     found = documents()
     (role,) = all_of_kind(found, "ClusterRole")
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
@@ -344,7 +344,7 @@ def test_the_default_may_read_and_write_nothing_and_without_metadata_it_has_no_t
         assert spec["automountServiceAccountToken"] is False
 
 
-def test_a_digest_wins_over_a_tag() -> None:
+def test_digest_takes_precedence_over_the_tag() -> None:
     digest = "sha256:" + "a" * 64
     values = f"image: {{registry: r.example, repository: a/b, tag: v1, digest: '{digest}'}}"
     (container,) = of_kind(documents(values=values), "DaemonSet")["spec"]["template"]["spec"]["containers"]

@@ -38,7 +38,7 @@ def warnings(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["default", "everything"])
-def test_what_the_notes_name_is_there(chart: Path, name: str) -> None:
+def test_notes_name_only_objects_that_exist(chart: Path, name: str) -> None:
     files = (EVERYTHING,) if name == "everything" else ()
     text = notes(chart, "monitoring: {dashboards: {enabled: false}, rules: {enabled: false}}", *files)
     found = documents(*files, release="gpu", namespace="gpu")
@@ -109,14 +109,14 @@ TOLD = {
 }
 
 
-def test_an_agent_without_the_right_to_lock_the_node_says_so(chart: Path) -> None:
+def test_notes_warn_about_an_agent_that_cannot_lock_the_node(chart: Path) -> None:
     stateless = "agent: {{attribution: {{enabled: {}}}, state: {{enabled: false}}}}"
     assert [line for line in warnings(notes(chart, stateless.format("false"))) if "cannot lock the node" in line]
     assert not [line for line in warnings(notes(chart, stateless.format("true"))) if "cannot lock the node" in line]
 
 
 @pytest.mark.parametrize("what", TOLD)
-def test_what_may_not_be_meant_is_told_by_its_key(chart: Path, what: str) -> None:
+def test_notes_warn_about_questionable_values_by_key(chart: Path, what: str) -> None:
     values, key = TOLD[what]
     said = warnings(notes(chart, values))
     assert [line for line in said if line.startswith(f"- {key}: ")], said
@@ -125,7 +125,7 @@ def test_what_may_not_be_meant_is_told_by_its_key(chart: Path, what: str) -> Non
 OPENSHIFT_API = "security.openshift.io/v1"
 
 
-def test_openshift_without_its_rights_is_told(chart: Path) -> None:
+def test_notes_warn_about_openshift_without_an_scc(chart: Path) -> None:
     assert "- agent.scc.create: no Sec" in notes(chart, "agent: {scc: {create: false}}", api=OPENSHIFT_API)
     text = notes(chart, api=OPENSHIFT_API)
     assert "Platform: openshift" in text
@@ -133,7 +133,7 @@ def test_openshift_without_its_rights_is_told(chart: Path) -> None:
     assert "podSecurityLabelSync=false" in text
 
 
-def test_an_installation_as_it_should_be_has_one_decision_left(chart: Path) -> None:
+def test_notes_of_a_correct_installation_have_only_the_price_decision(chart: Path) -> None:
     text = notes(chart, api=OPERATOR_API)
     assert warnings(text) == []
     assert "Warnings:" not in text

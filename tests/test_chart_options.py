@@ -104,7 +104,7 @@ SERVICE_DECIDED = {
 }
 
 
-def test_every_option_has_its_place_here() -> None:
+def test_every_option_is_covered_here() -> None:
     assert AGENT.keys() | AGENT_DECIDED.keys() == {option.key for option in OPTIONS}
     assert SERVICE.keys() | SERVICE_DECIDED.keys() == {option.key for option in SERVE_OPTIONS}
     assert not AGENT.keys() & AGENT_DECIDED.keys()
@@ -118,7 +118,7 @@ def written(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return {"text": text, "read": read_yaml(text)}
 
 
-def test_the_agent_reads_every_option_as_it_was_written(tmp_path: Path) -> None:
+def test_agent_reads_every_option_as_written(tmp_path: Path) -> None:
     ours = tmp_path / "ours.yaml"
     ours.write_text(yaml.safe_dump(AGENT | {"listen": ":9400"}), encoding="utf-8")
     charts = tmp_path / "chart.yaml"
@@ -126,13 +126,13 @@ def test_the_agent_reads_every_option_as_it_was_written(tmp_path: Path) -> None:
     assert load_agent({"config": charts}, {}, check_paths=False) == load_agent({"config": ours}, {}, check_paths=False)
 
 
-def test_the_service_reads_every_option_as_it_was_written() -> None:
+def test_service_reads_every_option_as_written() -> None:
     made = written({"service": {"enabled": True, "config": SERVICE}}, "Deployment")["read"]
     assert made == SERVICE | {"listen": ":9401", "store": "/store/days.sqlite"}
 
 
 @pytest.mark.parametrize("key", AGENT_DECIDED)
-def test_what_a_value_of_the_chart_decides_is_refused_among_the_agents_options(key: str) -> None:
+def test_agent_config_refuses_options_set_by_chart_values(key: str) -> None:
     value = {"listen": ":9400", "attribution": "on", "kube-metadata": "on", "namespace-teams": "on"}.get(key, "/x")
     refused = template(values=yaml.safe_dump({"agent": GIVEN_TOO | {"config": {key: value}}}), check=False)
     assert f"agent.config.{key}: " in refused.stderr
@@ -140,7 +140,7 @@ def test_what_a_value_of_the_chart_decides_is_refused_among_the_agents_options(k
 
 
 @pytest.mark.parametrize("key", SERVICE_DECIDED)
-def test_what_a_value_of_the_chart_decides_is_refused_among_the_services_options(key: str) -> None:
+def test_service_config_refuses_options_set_by_chart_values(key: str) -> None:
     service = {
         "enabled": True,
         "budgets": {"existingConfigMap": "a"},
@@ -155,13 +155,13 @@ def test_what_a_value_of_the_chart_decides_is_refused_among_the_services_options
 @pytest.mark.parametrize(
     "option", [one for one in OPTIONS if one.key in AGENT and one.default], ids=lambda one: one.key
 )
-def test_every_default_may_be_written_out(option: Option) -> None:
+def test_every_default_can_be_written_explicitly(option: Option) -> None:
     default = read_yaml(option.default or "")
     made = written({"agent": {"config": {option.key: default}}}, "DaemonSet")["read"]
     assert made[option.key] == default
 
 
-def test_what_only_the_program_sees_it_refuses_by_the_key(tmp_path: Path) -> None:
+def test_program_refuses_a_wrong_service_option_by_its_key(tmp_path: Path) -> None:
     service = {"enabled": True, "config": {"prometheus": "http://p:9090/api/v1"}}
     path = tmp_path / "service.yaml"
     path.write_text(written({"service": service}, "Deployment")["text"], encoding="utf-8")
@@ -172,7 +172,7 @@ def test_what_only_the_program_sees_it_refuses_by_the_key(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", ["  # mine\nDCGM_FI_DEV_GPU_UTIL, gauge, x\n", "\n\ta: {{ b }} 'c' \"d\"\n", "# ä: |\n"]
 )
-def test_a_text_gets_to_the_pod_as_it_was_written(text: str) -> None:
+def test_collectors_text_reaches_the_pod_unchanged(text: str) -> None:
     found = documents(values=yaml.safe_dump({"agent": {"collectors": {"content": text}}}))
     (shipped,) = [one["data"] for one in found if one["metadata"]["name"].endswith("-collectors")]
     assert shipped == {"metrics.csv": text}

@@ -34,14 +34,14 @@ def security(spec: Document) -> Document:
     return context
 
 
-def test_the_default_asks_the_runtime_for_the_driver() -> None:
+def test_default_driver_mode_uses_the_runtime_class() -> None:
     spec = pod()
     assert spec["runtimeClassName"] == "nvidia"
     assert env(spec)["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert env(spec)["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
 
 
-def test_no_way_to_the_driver_takes_a_gpu_from_anybody() -> None:
+def test_every_driver_mode_requests_no_gpu() -> None:
     for name in MODES:
         if name == "service-alone":
             continue
@@ -51,7 +51,7 @@ def test_no_way_to_the_driver_takes_a_gpu_from_anybody() -> None:
 
 
 @pytest.mark.parametrize("name", ["", *(name for name in MODES if name not in {"privileged", "library-file"})])
-def test_only_the_privileged_way_is_privileged(name: str) -> None:
+def test_only_the_privileged_mode_is_privileged(name: str) -> None:
     if name == "service-alone":
         return
     context = security(mode(name) if name else pod())
@@ -62,7 +62,7 @@ def test_only_the_privileged_way_is_privileged(name: str) -> None:
     assert not context.get("privileged")
 
 
-def test_the_privileged_way_brings_the_nodes_own_driver() -> None:
+def test_privileged_mode_mounts_the_driver_of_the_node() -> None:
     spec = mode("privileged")
     assert "runtimeClassName" not in spec
     assert security(spec)["privileged"] is True
@@ -73,17 +73,17 @@ def test_the_privileged_way_brings_the_nodes_own_driver() -> None:
     assert "NVIDIA_VISIBLE_DEVICES" not in env(spec)
 
 
-def test_a_library_is_mounted_alone_so_that_it_hides_nothing_of_the_image() -> None:
+def test_library_file_is_mounted_alone() -> None:
     spec = mode("library-file")
     assert mounts(spec)["/usr/local/nvidia/libnvidia-ml.so.1"] == "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
     assert env(spec)["LD_LIBRARY_PATH"] == "/usr/local/nvidia"
 
 
-def test_cdi_names_a_device_that_is_all_gpus() -> None:
+def test_cdi_mode_requests_the_all_gpus_device() -> None:
     assert env(mode("cdi"))["NVIDIA_VISIBLE_DEVICES"] == "nvidia.com/gpu=all"
 
 
-def test_dra_looks_at_all_gpus_and_takes_none() -> None:
+def test_dra_mode_claims_all_gpus_with_admin_access() -> None:
     found = documents(values=MODES["dra"][1])
     spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
     claim = of_kind(found, "ResourceClaimTemplate")
@@ -95,13 +95,13 @@ def test_dra_looks_at_all_gpus_and_takes_none() -> None:
     assert "runtimeClassName" not in spec
 
 
-def test_without_a_driver_nothing_of_one_is_asked_for() -> None:
+def test_mode_without_a_driver_sets_no_driver_options() -> None:
     spec = mode("no-driver")
     assert "runtimeClassName" not in spec
     assert not [name for name in env(spec) if name.startswith("NVIDIA")]
 
 
-def test_what_needs_no_root_has_none_and_sees_nothing_of_the_node() -> None:
+def test_non_root_mode_has_no_host_mounts_or_host_pid() -> None:
     spec = mode("not-root")
     context = security(spec)
     assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65534, 65534, True)
@@ -109,14 +109,14 @@ def test_what_needs_no_root_has_none_and_sees_nothing_of_the_node() -> None:
     assert "hostPID" not in spec
 
 
-def test_the_node_is_seen_read_only_but_for_state_and_lock() -> None:
+def test_host_mounts_are_read_only_except_state_and_lock() -> None:
     (container,) = pod()["containers"]
     writable = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"state", "lock", "tmp"}
     assert mounts(pod())["/var/lib/kubelet/pod-resources"] == "/var/lib/kubelet/pod-resources", "a folder"
 
 
-def test_every_switch_brings_what_it_needs_and_no_more() -> None:
+def test_every_switch_adds_only_its_own_mounts_and_rights() -> None:
     assert pod()["hostPID"] is True
     assert "hostPID" not in pod("agent: {processes: {enabled: false}}")
     stateless = mounts(pod("agent: {state: {enabled: false}}"))
@@ -130,7 +130,7 @@ def test_every_switch_brings_what_it_needs_and_no_more() -> None:
     assert pod("agent: {hostNetwork: true}")["hostNetwork"] is True
 
 
-def test_an_update_may_overlap_as_one_agent_of_a_node_writes_the_ledger() -> None:
+def test_rolling_update_may_surge() -> None:
     update = "{rollingUpdate: {maxUnavailable: 0, maxSurge: 10%}}"
     found = of_kind(documents(values=f"agent: {{updateStrategy: {update}}}"), "DaemonSet")
     assert found["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": "10%"}
@@ -139,7 +139,7 @@ def test_an_update_may_overlap_as_one_agent_of_a_node_writes_the_ledger() -> Non
 @pytest.mark.parametrize(
     "address", ["unix:///tmp/nv-hostengine", "/run/nv-hostengine/socket", "unix:///var/run/dcgm.sock"]
 )
-def test_an_engines_socket_is_mounted_as_its_folder_where_the_pod_has_nothing_else(address: str) -> None:
+def test_engine_socket_is_mounted_as_its_folder_without_conflicts(address: str) -> None:
     found = documents(values=f"agent: {{dcgm: {{address: '{address}', library: {{image: dcgm}}}}}}")
     spec = of_kind(found, "DaemonSet")["spec"]["template"]["spec"]
     folder, _, socket = address.removeprefix("unix://").rpartition("/")
@@ -151,18 +151,18 @@ def test_an_engines_socket_is_mounted_as_its_folder_where_the_pod_has_nothing_el
     assert config["dcgm-address"] == f"unix:///run/dcgm/{socket}"
 
 
-def test_every_container_says_what_it_needs_where_a_quota_asks() -> None:
+def test_init_container_has_the_resources_of_the_main_container() -> None:
     spec = mode("engine-by-socket")
     assert [one["resources"] for one in spec["initContainers"]] == [one["resources"] for one in spec["containers"]]
 
 
-def test_an_agent_that_asks_for_certificates_is_probed_at_its_port() -> None:
+def test_agent_with_client_certificates_is_probed_by_tcp() -> None:
     (container,) = mode("client-certificates")["containers"]
     assert container["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
     assert "httpGet" not in container["readinessProbe"]
 
 
-def test_two_labels_take_a_node_out_whichever_label_takes_it_in() -> None:
+def test_opt_out_labels_exclude_a_node_in_every_affinity_term() -> None:
     affinity = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     taking_out = [
         {"key": "gpu-cost-exporter/deploy", "operator": "NotIn", "values": ["false"]},
@@ -173,11 +173,11 @@ def test_two_labels_take_a_node_out_whichever_label_takes_it_in() -> None:
     assert "affinity" not in pod("agent: {config: {simulate: demo}}")
 
 
-def test_every_node_is_a_choice_too() -> None:
+def test_empty_node_affinity_selects_every_node() -> None:
     assert "affinity" not in pod("agent: {nodeAffinity: {anyOf: [], allOf: []}}")
 
 
-def test_opencost_finds_the_agent_unless_it_is_told_not_to() -> None:
+def test_opencost_label_is_present_unless_disabled() -> None:
     def labels(values: str) -> dict[str, str]:
         template = of_kind(documents(values=values), "DaemonSet")["spec"]["template"]
         return dict(template["metadata"]["labels"])
@@ -186,7 +186,7 @@ def test_opencost_finds_the_agent_unless_it_is_told_not_to() -> None:
     assert not [key for key, value in labels("agent: {openCost: false}").items() if "dcgm-exporter" in value]
 
 
-def test_openshift_is_asked_for_what_the_container_has() -> None:
+def test_openshift_scc_allows_exactly_the_container_capabilities() -> None:
     for values, wanted in (("", []), ("securityContext: {capabilities: {add: [SYS_ADMIN]}}", ["SYS_ADMIN"])):
         found = documents(values=f"agent: {{scc: {{create: true}}, {values}}}")
         assert of_kind(found, "SecurityContextConstraints")["allowedCapabilities"] == wanted
@@ -195,14 +195,14 @@ def test_openshift_is_asked_for_what_the_container_has() -> None:
         assert container["securityContext"]["capabilities"].get("add", []) == wanted
 
 
-def test_on_openshift_the_project_gives_the_cost_service_its_user() -> None:
+def test_openshift_cost_service_sets_no_user() -> None:
     files, values = MODES["openshift-service"]
     spec = of_kind(documents(*files, values=values), "Deployment")["spec"]["template"]["spec"]
     assert not {"runAsUser", "runAsGroup", "fsGroup"} & spec["securityContext"].keys()
     assert spec["securityContext"]["runAsNonRoot"] is True
 
 
-def test_the_cost_service_is_nobody_on_the_node() -> None:
+def test_cost_service_has_no_token_host_path_or_root() -> None:
     spec = of_kind(documents(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True

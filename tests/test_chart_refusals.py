@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_value_is_refused_by_the_name_of_its_key(what: str) -> None:
+def test_wrong_value_is_refused_with_the_name_of_its_key(what: str) -> None:
     values, names = WRONG[what]
     refused = template(values=values, check=False)
     assert refused.returncode != 0, f"rendered: {values}"
@@ -226,7 +226,7 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(what: str) -> None:
     assert "secret@" not in refused.stderr
 
 
-def test_all_mistakes_that_the_schema_sees_are_told_at_once() -> None:
+def test_all_schema_errors_are_reported_at_once() -> None:
     values = "agent: {port: '9400', driver: {mode: x}, config: {linger: 5}}\nimage: {digest: y}"
     refused = template(values=values, check=False).stderr
     for name in ("port", "mode", "linger", "digest"):
@@ -264,5 +264,5 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("what", RIGHT)
-def test_a_right_value_is_taken(what: str) -> None:
+def test_valid_value_is_accepted(what: str) -> None:
     assert documents(values=RIGHT[what])

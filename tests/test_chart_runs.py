@@ -71,7 +71,7 @@ def service_settings(start: Start) -> ServeSettings:
 
 
 @pytest.mark.parametrize("name", ["simulated", *PLATFORMS])
-def test_the_agent_takes_what_the_chart_starts_it_with(name: str, tmp_path: Path) -> None:
+def test_agent_accepts_the_command_of_the_chart(name: str, tmp_path: Path) -> None:
     found = documents(values=SIMULATED if name == "simulated" else f"platform: {name}")
     agent = of_kind(found, "DaemonSet")
     settings = agent_settings(started(agent, found, tmp_path))
@@ -84,7 +84,7 @@ def test_the_agent_takes_what_the_chart_starts_it_with(name: str, tmp_path: Path
     assert "NODE_NAME" in {entry["name"] for entry in container["env"]}
 
 
-def test_the_agent_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
+def test_agent_accepts_all_options_together(certificates: Certificates, tmp_path: Path) -> None:
     found = documents(EVERYTHING)
     start = started(of_kind(found, "DaemonSet"), found, tmp_path, secrets_of(certificates))
     settings = agent_settings(start)
@@ -106,7 +106,7 @@ def test_the_agent_takes_everything_at_once(certificates: Certificates, tmp_path
 
 
 @pytest.mark.parametrize("name", [name for name in MODES if name not in {"service-monitors", "service-alone"}])
-def test_the_agent_takes_what_every_way_to_install_it_starts_it_with(
+def test_agent_accepts_the_command_of_every_installation_mode(
     name: str, certificates: Certificates, tmp_path: Path
 ) -> None:
     files, values = MODES[name]
@@ -120,7 +120,7 @@ def test_the_agent_takes_what_every_way_to_install_it_starts_it_with(
         assert settings.sampling.dcgm_address.startswith("unix:///")
 
 
-def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_path: Path) -> None:
+def test_service_accepts_all_options_together(certificates: Certificates, tmp_path: Path) -> None:
     found = documents(EVERYTHING)
     service = of_kind(found, "Deployment")
     settings = service_settings(started(service, found, tmp_path, secrets_of(certificates)))
@@ -136,7 +136,7 @@ def test_the_service_takes_everything_at_once(certificates: Certificates, tmp_pa
     assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
 
 
-def test_the_service_runs_on_what_the_chart_gives_it(certificates: Certificates, tmp_path: Path) -> None:
+def test_service_runs_with_the_command_of_the_chart(certificates: Certificates, tmp_path: Path) -> None:
     found = documents(EVERYTHING)
     start = started(of_kind(found, "Deployment"), found, tmp_path / "pod", secrets_of(certificates))
     options = ["--config", start.env["GPU_COST_EXPORTER_CONFIG"], "--prometheus", "http://127.0.0.1:1"]
@@ -147,7 +147,7 @@ def test_the_service_runs_on_what_the_chart_gives_it(certificates: Certificates,
         assert [path.name for path in start.folders["/store"].glob("*.sqlite")] == ["days.sqlite"]
 
 
-def test_a_service_without_a_store_keeps_none(tmp_path: Path) -> None:
+def test_service_without_a_store_has_no_volume_claim(tmp_path: Path) -> None:
     found = documents(values="service: {enabled: true, store: {type: none}, config: {prometheus: 'http://p:9090'}}")
     assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).books.store is None
     assert not [one for one in found if one["kind"] == "PersistentVolumeClaim"]
@@ -173,7 +173,7 @@ def labels_of(target: Document, namespace: str = "gpu-cost") -> dict[str, str]:
     }
 
 
-def test_a_prometheus_scrapes_an_agent_with_tls_and_a_password_by_the_charts_own_monitor(
+def test_prometheus_scrapes_an_agent_with_tls_and_a_password_by_the_monitor(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     secrets = secrets_of(certificates)
@@ -217,7 +217,7 @@ def probes_pass(agent: Document, process: AgentProcess) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_the_job_that_a_monitor_makes_is_the_one_that_the_alerts_read(kind: str) -> None:
+def test_monitor_job_name_matches_the_alert_rules(kind: str) -> None:
     switch = kind[0].lower() + kind[1:]
     found = read(rendered(values=f"monitoring: {{{switch}: {{enabled: true}}, rules: {{enabled: true}}}}"))
     spec = of_kind(found, kind)["spec"]
@@ -230,7 +230,7 @@ def test_the_job_that_a_monitor_makes_is_the_one_that_the_alerts_read(kind: str)
     assert re.fullmatch(pattern[1], job)
 
 
-def test_monitors_select_the_pods_that_they_are_for_and_name_a_port_of_theirs() -> None:
+def test_pod_monitors_select_their_pods_and_a_port_of_them() -> None:
     found = documents(EVERYTHING)
     for monitor in (one for one in found if one["kind"] == "PodMonitor"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -266,7 +266,7 @@ def test_service_monitors_select_the_services_of_their_pods() -> None:
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment"])
-def test_annotations_lead_a_prometheus_that_goes_by_them_to_the_port(kind: str) -> None:
+def test_scrape_annotations_name_the_port_path_and_scheme(kind: str) -> None:
     found = documents(EVERYTHING, values="monitoring: {scrapeAnnotations: true}")
     template = of_kind(found, kind)["spec"]["template"]
     told = template["metadata"]["annotations"]

@@ -32,7 +32,7 @@ def test_language_reports_line_expression_and_replacement() -> None:
     ]
 
 
-def test_language_of_a_page_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_finding_names_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "new.md").write_text("Mend it.\n", encoding="utf-8")
     monkeypatch.setattr(check_repository, "ROOT", tmp_path)
@@ -89,12 +89,12 @@ def test_classes_of_one_name_in_two_modules_are_reported(tmp_path: Path, monkeyp
     ]
 
 
-def test_words_of_a_page_are_those_that_a_person_wrote() -> None:
+def test_word_count_excludes_tables_code_and_generated_parts() -> None:
     page = "| a | b-c |\n|---|---|\n\n<!-- generated: x -->\nmany words\n<!-- end -->\n\nTwo words, `code`.\n"
     assert check_repository.words_of(page) == 5
 
 
-def test_documentation_beyond_its_ceiling_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_over_its_word_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     pages = [Path("docs/page.md"), Path("docs/runbook.md")]
     for page in pages:
@@ -107,7 +107,7 @@ def test_documentation_beyond_its_ceiling_is_reported(tmp_path: Path, monkeypatc
     assert finding.startswith("docs/: 4 words; expected: at most 3")
 
 
-def test_an_alert_has_a_heading_in_the_runbook_and_a_test_in_which_it_fires_and_one_in_which_it_is_silent(
+def test_alert_without_a_runbook_heading_or_rule_tests_is_reported(
     tmp_path: Path,
 ) -> None:
     for directory in ("rules", "docs", "tests/rules"):
@@ -123,4 +123,17 @@ def test_an_alert_has_a_heading_in_the_runbook_and_a_test_in_which_it_fires_and_
     assert list(check_repository.unproven(tmp_path)) == [
         "rules/prometheus-rules.yaml: GPUOther: docs/runbook.md has no heading with its name; add one",
         "rules/prometheus-rules.yaml: GPUOther: no test of tests/rules/ in which it fires; add one",
+    ]
+
+
+def test_test_name_is_short_and_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = f"test_{'x' * 80}"
+    text = (
+        f"def test_a_store_is_told() -> None: ...\ndef {long}() -> None: ...\ndef test_store_is_kept() -> None: ...\n"
+    )
+    (tmp_path / "test_new.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(check_repository, "ROOT", tmp_path)
+    assert [line.rpartition(": ")[2] for line in check_repository.unreadable(Path("test_new.py"))] == [
+        "'told'; write test_<subject>_<behaviour> in plain words",
+        "85 characters; at most 80",
     ]

@@ -52,7 +52,7 @@ def messages(process: subprocess.Popen[bytes]) -> Iterator[Reading | SourceStatu
         yield wire.decode(line)
 
 
-def test_it_says_that_it_starts_and_then_sends_a_reading_per_beat() -> None:
+def test_child_reports_starting_and_then_sends_one_reading_per_tick() -> None:
     with started(RUN) as process:
         lines = messages(process)
         assert next(lines) == SourceStatus(name="nvml", state=SourceState.STARTING)
@@ -64,7 +64,7 @@ def test_it_says_that_it_starts_and_then_sends_a_reading_per_beat() -> None:
         assert times[-1] - times[0] >= 9 * 0.02 * 0.5
 
 
-def test_sigterm_closes_the_driver_and_ends_with_zero() -> None:
+def test_sigterm_closes_the_driver_and_exits_with_zero() -> None:
     with started(RUN) as process:
         lines = messages(process)
         next(lines)
@@ -75,7 +75,7 @@ def test_sigterm_closes_the_driver_and_ends_with_zero() -> None:
         assert b"closed" in errors
 
 
-def test_what_a_library_prints_does_not_garble_the_readings() -> None:
+def test_library_output_does_not_corrupt_the_readings() -> None:
     body = """
 class Loud(Source):
     def sample(self, now):
@@ -92,7 +92,7 @@ sys.exit(child.run(Loud(), child.prepare_process(), 0.02))
         assert b"so does C code" in errors
 
 
-def test_a_source_that_cannot_be_opened_is_named_again_and_again_until_it_can() -> None:
+def test_source_that_cannot_open_is_reported_until_it_opens() -> None:
     body = """
 class Late(Source):
     tries = 0
@@ -114,7 +114,7 @@ sys.exit(child.run(Late(), child.prepare_process(), 0.02))
         assert states[-1] == (SourceState.STARTING, "", "")
 
 
-def test_a_driver_that_goes_away_is_opened_again() -> None:
+def test_driver_lost_while_sampling_is_reopened() -> None:
     body = """
 class Shaky(Source):
     samples = 0
@@ -135,7 +135,7 @@ sys.exit(child.run(Shaky(), child.prepare_process(), 0.02))
         assert kinds[-3:] == ["starting", "reading", "reading"]
 
 
-def test_a_library_that_no_longer_fits_needs_a_fresh_process() -> None:
+def test_library_mismatch_requires_a_new_process() -> None:
     body = """
 class Stale(Source):
     def open(self): raise SourceError("library_mismatch", "finish the upgrade")
@@ -148,7 +148,7 @@ sys.exit(child.run(Stale(), child.prepare_process(), 0.02))
         assert last.reason == "library_mismatch"
 
 
-def test_it_ends_when_nobody_reads_any_more() -> None:
+def test_child_exits_when_its_output_is_closed() -> None:
     with started(RUN) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -156,7 +156,7 @@ def test_it_ends_when_nobody_reads_any_more() -> None:
         assert process.wait(timeout=10) == 0
 
 
-def test_it_dies_with_its_parent_even_while_a_driver_call_hangs(tmp_path: Path) -> None:
+def test_child_ends_with_its_parent_even_while_a_driver_call_hangs(tmp_path: Path) -> None:
     hanging = """
 class Hanging(Source):
     def sample(self, now):
@@ -179,7 +179,7 @@ open({str(told)!r}, "w").write(str(one.pid))
         time.sleep(0.02)
 
 
-def test_a_slow_sample_skips_beats_and_does_not_make_up_for_them() -> None:
+def test_slow_sample_skips_ticks_without_catching_up() -> None:
     body = """
 class Slow(Source):
     samples = 0
@@ -202,7 +202,7 @@ sys.exit(child.run(Slow(), child.prepare_process(), 0.1))
         assert gaps[2] > 0.05
 
 
-def test_without_a_driver_it_says_so_and_loads_nothing_but_the_sources() -> None:
+def test_child_without_a_driver_reports_it_and_loads_only_the_sources() -> None:
     body = """
 import json, threading
 def tell():
@@ -230,7 +230,7 @@ sys.exit(child.main(["--interval", "0.1", "--fields", "100,1001"]))
     assert statuses
 
 
-def test_the_fields_are_a_list_of_known_ids() -> None:
+def test_fields_argument_is_a_list_of_known_ids() -> None:
     assert child.parse_fields("100, 1001,") == {Field.SM_CLOCK, Field.PROF_GR_ENGINE_ACTIVE}
     assert child.parse_fields("") == frozenset()
     with pytest.raises(ValueError, match="99999"):

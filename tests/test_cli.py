@@ -77,7 +77,7 @@ def test_examples_of_each_command_are_accepted(capsys: pytest.CaptureFixture[str
             assert (namespace.command, unknown) == (name.split()[0], [])
 
 
-def test_help_of_doctor_has_its_own_options_and_points_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_help_has_its_own_options_and_refers_to_the_agent_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
     text = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_help_of_doctor_has_its_own_options_and_points_to_the_others(capsys: pyt
     assert len(text.splitlines()) < 30
 
 
-def test_short_help_has_purpose_and_examples_and_names_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_help_has_purpose_examples_and_the_long_help_command(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("agent", "report", "serve"):
         with pytest.raises(SystemExit) as ended:
             main([name, "-h"])
@@ -131,7 +131,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_read_their_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_and_fish_completion_scripts_are_valid(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "recommend" in script
@@ -139,12 +139,12 @@ def test_other_shells_read_their_script(shell: str, capsys: pytest.CaptureFixtur
         subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)
 
 
-def test_without_a_command_the_help_is_shown_and_nothing_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_shows_the_help_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "simulate" in capsys.readouterr().out
 
 
-def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once_one_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("kubelet-intervall: 5s\n")
     code = main(["agent", "--config", str(file), "--sampel-interval", "1s", "--listen", "9400", "--x=1", "stray"])
@@ -187,7 +187,7 @@ def test_all_mistakes_are_told_at_once_one_line_each(capsys: pytest.CaptureFixtu
         (("prices", "init", "--agent", "a", "--prometheus", "http://p"), "give one of them"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_usage_error_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
     assert main(words) == 2
@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert told in line
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_1_as_it_may_pass() -> None:
+def test_port_in_use_is_one_line_and_exit_code_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = run_fork("agent", "--simulate", "demo", "--listen", address)
@@ -208,7 +208,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1_as_it_may_pass() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_shipped_scenarios_are_listed_and_each_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_scenarios_are_listed_and_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "list"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     names = set(listed)
@@ -219,9 +219,7 @@ def test_shipped_scenarios_are_listed_and_each_is_right(capsys: pytest.CaptureFi
         assert capsys.readouterr().out.startswith(f"{name}: ok: ")
 
 
-def test_a_price_book_is_shown_row_by_row_with_what_each_is_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_prices_check_shows_every_row_with_its_matches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "book.yaml"
     file.write_text(
         "currency: EUR\nrows:\n"
@@ -235,7 +233,7 @@ def test_a_price_book_is_shown_row_by_row_with_what_each_is_for(
     assert told.endswith(f"{file}: ok\n")
 
 
-def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
+def test_invalid_price_book_exits_with_2_and_shows_its_valid_rows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "book.yaml"
@@ -250,7 +248,7 @@ def test_a_bad_price_book_is_exit_code_2_and_its_good_rows_are_still_shown(
     ]
 
 
-def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prices", "list"]) == 0
     rows, sources = [], {}
     for line in capsys.readouterr().out.splitlines()[1:]:
@@ -265,7 +263,7 @@ def test_the_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -
     assert all("; as of 2026-" in source for source in sources.values())
 
 
-def test_a_price_book_is_written_for_the_gpus_of_an_agent(
+def test_prices_init_writes_a_price_book_for_the_gpus_of_an_agent(
     capsys: pytest.CaptureFixture[str], demo_agent: AgentProcess, tmp_path: Path
 ) -> None:
     file = tmp_path / "book.yaml"
@@ -278,7 +276,7 @@ def test_a_price_book_is_written_for_the_gpus_of_an_agent(
     assert "instance_type p5.48xlarge" in told.out
 
 
-def test_a_price_book_is_written_for_the_kinds_of_gpus_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prices_init_writes_a_price_book_for_the_gpu_kinds_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = {name: {"cluster": "a", "node": name} for name in ("listed", "spot", "bare")}
     found = {
         "gpu_node_info": [

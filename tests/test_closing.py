@@ -21,7 +21,7 @@ def three_days() -> Known:
     return Known({day: chunk(day) for day in (D1, D2, D3)})
 
 
-def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_path: Path) -> None:
+def test_due_days_are_closed_in_order_from_the_oldest(tmp_path: Path) -> None:
     source = three_days()
     told: list[tuple[int, int]] = []
     with DayStore(tmp_path / "store").writing(0.0) as store:
@@ -36,14 +36,14 @@ def test_every_day_that_is_over_is_closed_in_order_from_the_oldest_there_is(tmp_
         assert store.restatements(D2)[0].closed_by == "ann"
 
 
-def test_a_day_is_due_two_hours_after_its_end(tmp_path: Path) -> None:
+def test_day_is_due_two_hours_after_its_end(tmp_path: Path) -> None:
     with DayStore(tmp_path / "store").writing(0.0) as store:
         early = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600 - 1.0, from_day=D3))
         late = asyncio.run(due_days(store, three_days(), D4 + 2 * 3600.0, from_day=D3))
     assert (early, late) == ((), (D3,))
 
 
-def test_one_days_failure_stops_that_day_only_and_is_made_good_later(tmp_path: Path) -> None:
+def test_failed_day_does_not_block_other_days_and_is_closed_later(tmp_path: Path) -> None:
     source = three_days()
     source.failing = {D2}
     with DayStore(tmp_path / "store").writing(0.0) as store:
@@ -56,7 +56,7 @@ def test_one_days_failure_stops_that_day_only_and_is_made_good_later(tmp_path: P
         assert asyncio.run(close_due_days(store, source, NOW)).closed == (D2,)
 
 
-def test_a_prometheus_that_is_down_costs_nothing_that_is_there(tmp_path: Path) -> None:
+def test_unavailable_prometheus_keeps_closed_days(tmp_path: Path) -> None:
     source = three_days()
     with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, D3 + 3 * 3600.0))
@@ -69,7 +69,7 @@ def test_a_prometheus_that_is_down_costs_nothing_that_is_there(tmp_path: Path) -
         asyncio.run(close_due_days(store, source, NOW))
 
 
-def test_missing_hours_wait_two_days_and_then_for_a_word(tmp_path: Path) -> None:
+def test_missing_hours_wait_two_days_and_then_need_accept_gaps(tmp_path: Path) -> None:
     source = Known({D1: chunk(D1, hours=23), D2: chunk(D2)})
     soon, later = D2 + 47 * 3600.0, D2 + 48 * 3600.0
     with DayStore(tmp_path / "store").writing(0.0) as store:
@@ -82,7 +82,7 @@ def test_missing_hours_wait_two_days_and_then_for_a_word(tmp_path: Path) -> None
         assert D1 in asyncio.run(close_due_days(store, source, later, from_day=D1, accept_gaps=True)).closed
 
 
-def test_the_service_counts_days_that_cannot_be_closed_and_not_those_that_wait_for_hours(tmp_path: Path) -> None:
+def test_service_counts_days_that_fail_and_not_days_that_wait_for_hours(tmp_path: Path) -> None:
     bare = D2
     source = Known({D1: chunk(D1), D3: chunk(D3, hours=20), D4: chunk(D4)})
     source.failing = {D4}
@@ -94,7 +94,7 @@ def test_the_service_counts_days_that_cannot_be_closed_and_not_those_that_wait_f
     assert "no answer in 60 s" in keeping.problem
 
 
-def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:
+def test_late_hours_are_included_in_the_day(tmp_path: Path) -> None:
     source = Known({D1: chunk(D1, hours=20)})
     with DayStore(tmp_path / "store").writing(0.0) as store:
         assert asyncio.run(close_due_days(store, source, D2 + 3 * 3600.0)).closed == ()
@@ -102,7 +102,7 @@ def test_hours_that_came_late_are_in_the_day(tmp_path: Path) -> None:
         assert asyncio.run(close_due_days(store, source, D2 + 9 * 3600.0)).closed == (D1,)
 
 
-def test_a_day_without_any_hour_is_never_closed_as_empty(tmp_path: Path) -> None:
+def test_day_without_any_hour_is_never_closed(tmp_path: Path) -> None:
     source = three_days()
     del source.days[D2]
     with DayStore(tmp_path / "store").writing(0.0) as store:
@@ -111,7 +111,7 @@ def test_a_day_without_any_hour_is_never_closed_as_empty(tmp_path: Path) -> None
         assert "there is nothing to close" in next(left.reason for left in closing.left if left.day_seconds == D2)
 
 
-def test_a_reopened_day_is_read_anew(tmp_path: Path) -> None:
+def test_reopened_day_is_read_again(tmp_path: Path) -> None:
     source = three_days()
     with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, NOW))
@@ -124,7 +124,7 @@ def test_a_reopened_day_is_read_anew(tmp_path: Path) -> None:
         ]
 
 
-def test_data_that_prometheus_lost_later_changes_no_closed_day(tmp_path: Path) -> None:
+def test_data_lost_by_prometheus_later_changes_no_closed_day(tmp_path: Path) -> None:
     source = three_days()
     with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, source, NOW))
@@ -138,14 +138,14 @@ def test_data_that_prometheus_lost_later_changes_no_closed_day(tmp_path: Path) -
         assert [dict(found.lines) for found in ledger.chunks] == [dict(chunk(day).lines) for day in (D1, D2, D3)]
 
 
-def test_a_store_that_knows_the_future_closes_nothing(tmp_path: Path) -> None:
+def test_store_with_a_future_closed_day_closes_nothing(tmp_path: Path) -> None:
     with DayStore(tmp_path / "store").writing(0.0) as store:
         asyncio.run(close_due_days(store, three_days(), NOW))
         with pytest.raises(StoreError, match="2026-09-06 is closed, and by this clock not over: set the clock"):
             asyncio.run(close_due_days(store, three_days(), D3 + 1.0))
 
 
-def test_the_oldest_day_is_found_behind_months_and_not_behind_a_bare_one() -> None:
+def test_oldest_day_is_found_across_gaps_of_months() -> None:
     old = D3 - 75 * DAY_SECONDS
     source = Known({day: chunk(day, nodes=1, owners=1) for day in range(old, D3, 20 * DAY_SECONDS)})
     assert asyncio.run(oldest_day(source, D3)) == old
@@ -156,7 +156,7 @@ def test_the_oldest_day_is_found_behind_months_and_not_behind_a_bare_one() -> No
     assert asyncio.run(oldest_day(Known({}), D3)) is None
 
 
-def test_a_day_without_a_cluster_that_was_there_before_waits_two_days_for_it(tmp_path: Path) -> None:
+def test_day_without_a_previously_seen_cluster_is_closed_after_two_days(tmp_path: Path) -> None:
     source = three_days()
     whole = source.days[D2]
     for day in (D2, D3):
@@ -179,7 +179,7 @@ def test_a_day_without_a_cluster_that_was_there_before_waits_two_days_for_it(tmp
         assert asyncio.run(close_due_days(store, source, soon)).closed == (D2,)
 
 
-def test_a_kill_at_any_moment_leaves_no_lost_doubled_or_half_day(tmp_path: Path) -> None:
+def test_kill_at_any_moment_leaves_no_lost_duplicate_or_partial_day(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "store_support.py"), str(tmp_path), "25", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

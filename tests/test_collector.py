@@ -79,7 +79,7 @@ def drop_in(page: dict[str, Family]) -> Iterator[tuple[str, dict[str, str], floa
                 yield name, pairs, value
 
 
-def test_the_default_set_of_dcgm_exporter_is_met_in_names_types_and_label_order() -> None:
+def test_default_set_matches_dcgm_exporter_in_names_types_and_label_order() -> None:
     page = shown(snapshot(exclusive()))
     assert {name: str(family.kind) for name, family in page.items() if name.startswith("DCGM_")} == DROP_IN
     for name in DROP_IN:
@@ -93,7 +93,7 @@ def test_the_default_set_of_dcgm_exporter_is_met_in_names_types_and_label_order(
         ], name
 
 
-def test_an_exclusive_holder_is_named_on_every_row_of_its_gpu() -> None:
+def test_exclusive_holder_is_on_every_row_of_its_gpu() -> None:
     ((pairs, value),) = rows(shown(snapshot(exclusive())), "DCGM_FI_DEV_GPU_UTIL")
     assert value == 87
     assert pairs == {
@@ -110,7 +110,7 @@ def test_an_exclusive_holder_is_named_on_every_row_of_its_gpu() -> None:
     }
 
 
-def test_device_values_of_a_shared_gpu_stand_once_and_only_measured_parts_per_holder() -> None:
+def test_shared_gpu_has_device_values_once_and_measured_parts_per_holder() -> None:
     page = shown(snapshot(shared()))
     (power,) = rows(page, "DCGM_FI_DEV_POWER_USAGE")
     assert not set(HOLDER_LABELS) & set(power[0])
@@ -122,14 +122,14 @@ def test_device_values_of_a_shared_gpu_stand_once_and_only_measured_parts_per_ho
     assert per_holder == {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"}
 
 
-def test_the_only_holder_of_a_part_of_a_gpu_does_not_get_the_whole_gpus_values() -> None:
+def test_only_holder_of_a_gpu_share_does_not_get_whole_gpu_values() -> None:
     view = shared()
     alone = dataclasses.replace(view, pods=view.pods[:1])
     rows_of_power = rows(shown(snapshot(alone)), "DCGM_FI_DEV_POWER_USAGE")
     assert ["pod" in pairs for pairs, _ in rows_of_power] == [False]
 
 
-def test_mig_rows_carry_the_parents_identity_and_only_what_the_instance_measured() -> None:
+def test_mig_rows_have_the_gpu_identity_and_only_the_instance_values() -> None:
     page = shown(snapshot(*partitioned()))
     held, free = rows(page, "DCGM_FI_PROF_GR_ENGINE_ACTIVE")
     assert list(held[0]) == [*MIG_LABELS, *HOLDER_LABELS]
@@ -143,7 +143,7 @@ def test_mig_rows_carry_the_parents_identity_and_only_what_the_instance_measured
     assert [pairs.get("gpu_instance") for pairs, _ in rows(page, "gpu_power_watts")] == [None]
 
 
-def test_what_the_instances_show_is_not_on_the_boards_row_too_or_a_sum_would_count_it_twice() -> None:
+def test_instance_values_are_not_repeated_on_the_gpu_row() -> None:
     board, *parts = partitioned()
     full = dataclasses.replace(board, values={**board.values, **PER_DEVICE})
     page = shown(snapshot(full, *parts))
@@ -153,7 +153,7 @@ def test_what_the_instances_show_is_not_on_the_boards_row_too_or_a_sum_would_cou
     assert ["GPU_I_ID" in pairs for pairs, _ in rows(shown(snapshot(full, *down)), "DCGM_FI_DEV_FB_USED")] == [False]
 
 
-def test_two_compute_instances_of_one_gpu_instance_are_kept_apart() -> None:
+def test_compute_instances_of_one_gpu_instance_have_separate_rows() -> None:
     parent = gpu(0, mig=True)
     views = [
         DeviceView(gpu=parent, instance=instance(parent, 3, compute=compute), values=PER_DEVICE) for compute in (0, 1)
@@ -163,7 +163,7 @@ def test_two_compute_instances_of_one_gpu_instance_are_kept_apart() -> None:
     assert not duplicate_series(page.values())
 
 
-def test_an_unallocated_gpu_has_its_rows_without_a_pod() -> None:
+def test_unallocated_gpu_has_rows_without_a_pod() -> None:
     view = DeviceView(gpu=gpu(0), values=WHOLE, allocation=AllocationState.UNALLOCATED)
     page = shown(snapshot(view))
     assert all(list(pairs) == GPU_LABELS for name, pairs, _ in drop_in(page))
@@ -171,13 +171,13 @@ def test_an_unallocated_gpu_has_its_rows_without_a_pod() -> None:
     assert states == {"allocated": 0, "unallocated": 1, "unknown": 0}
 
 
-def test_allocation_that_could_not_be_asked_is_a_state_of_its_own() -> None:
+def test_unavailable_attribution_is_the_unknown_allocation_state() -> None:
     page = shown(snapshot(DeviceView(gpu=gpu(0), values=WHOLE)))
     states = {pairs["state"]: value for pairs, value in rows(page, "gpu_allocation_state")}
     assert states == {"allocated": 0, "unallocated": 0, "unknown": 1}
 
 
-def test_a_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
+def test_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
     page = shown(snapshot(exclusive(), lost(1)))
     assert [name for name, pairs, _ in drop_in(page) if pairs["gpu"] == "1"] == ["DCGM_FI_DEV_XID_ERRORS"]
     assert [value for _, value in rows(page, "gpu_up")] == [1, 0]
@@ -191,7 +191,7 @@ def test_a_lost_gpu_has_no_values_but_is_down_held_and_counted() -> None:
     assert [pairs["xid"] for pairs, _ in rows(page, "gpu_xid_errors_total")] == ["31", "94", "79"]
 
 
-def test_a_partitioned_board_has_no_profiling_row_while_its_instances_are_silent() -> None:
+def test_partitioned_gpu_has_no_profiling_row_without_instance_profiling() -> None:
     profiled = {Field.PROF_GR_ENGINE_ACTIVE: 0.425}
     board, *parts = partitioned()
     board = dataclasses.replace(board, values={**board.values, **profiled})
@@ -221,13 +221,13 @@ def test_a_partitioned_board_has_no_profiling_row_while_its_instances_are_silent
         ),
     ],
 )
-def test_the_host_label_is_the_machine_of_a_remote_engine(sources: tuple[SourceStatus, ...], host: str) -> None:
+def test_hostname_label_is_the_remote_engine_host_with_dcgm(sources: tuple[SourceStatus, ...], host: str) -> None:
     style = LabelStyle(engine_host="gpu-node-7")
     page = shown(dataclasses.replace(snapshot(exclusive()), sources=sources), ExpositionOptions(dcgm_labels=style))
     assert {pairs["Hostname"] for _, pairs, _ in drop_in(page)} == {host}
 
 
-def test_what_was_not_measured_is_absent() -> None:
+def test_unmeasured_values_are_absent() -> None:
     page = shown(snapshot(DeviceView(gpu=gpu(0))))
     assert list(drop_in(page)) == []
     for name in ("gpu_activity_ratio", "gpu_memory_used_bytes", "gpu_power_watts", "gpu_throttle_active"):
@@ -236,20 +236,20 @@ def test_what_was_not_measured_is_absent() -> None:
     assert [name for name in shown(empty) if not name.startswith("gpu_exporter_")] == []
 
 
-def test_a_value_that_is_no_number_is_left_out_and_counted() -> None:
+def test_non_finite_value_is_left_out_and_counted() -> None:
     broken = dataclasses.replace(exclusive(), values={**WHOLE, Field.POWER_USAGE: float("nan")})
     page = shown(snapshot(broken))
     assert "DCGM_FI_DEV_POWER_USAGE" not in page
     assert ({"part": "exposition", "reason": "not_finite"}, 2) in rows(page, "gpu_exporter_errors_total")
 
 
-def test_the_last_xid_has_its_code_and_meaning_and_is_absent_before_the_first() -> None:
+def test_last_xid_has_code_and_meaning_and_is_absent_before_the_first() -> None:
     ((pairs, value),) = rows(shown(snapshot(exclusive())), "DCGM_FI_DEV_XID_ERRORS")
     assert (value, pairs["err_code"], pairs["err_msg"]) == (94, "94", "Contained ECC error")
     assert "DCGM_FI_DEV_XID_ERRORS" not in shown(snapshot(shared()))
 
 
-def test_own_units_are_base_units() -> None:
+def test_own_metrics_use_base_units() -> None:
     page = shown(snapshot(exclusive()))
     assert rows(page, "gpu_energy_joules_total")[0][1] == 8_123_456.789
     assert rows(page, "gpu_memory_total_bytes")[0][1] == 81_559 * 1024 * 1024
@@ -258,7 +258,7 @@ def test_own_units_are_base_units() -> None:
     assert active == ["power_cap"]
 
 
-def test_own_labels_stay_clear_of_prometheus_target_labels() -> None:
+def test_own_labels_do_not_clash_with_prometheus_target_labels() -> None:
     names = {
         label
         for name, family in shown(snapshot()).items()
@@ -269,7 +269,7 @@ def test_own_labels_stay_clear_of_prometheus_target_labels() -> None:
     assert not names & {"instance", "job", "namespace", "pod", "container", "service", "endpoint", "hostname"}
 
 
-def test_a_pods_share_and_use_are_told_with_their_source() -> None:
+def test_pod_share_and_activity_are_shown_with_their_source() -> None:
     page = shown(snapshot(shared()))
     infos = [pairs for pairs, _ in rows(page, "gpu_pod_info")]
     assert [(one["share_mode"], one["attribution_source"], one["pod_uid"]) for one in infos] == [
@@ -281,12 +281,12 @@ def test_a_pods_share_and_use_are_told_with_their_source() -> None:
     assert rows(page, "gpu_unattributed_activity_ratio")[0][1] == 0.12
 
 
-def test_devices_that_could_not_be_matched_are_counted_by_reason() -> None:
+def test_unresolved_devices_are_counted_by_reason() -> None:
     ((pairs, value),) = rows(shown(snapshot(exclusive())), "gpu_pod_unresolved_devices")
     assert (pairs["pod_name"], pairs["reason"], value) == ("odd", "unknown_uuid", 1)
 
 
-def test_the_exporter_tells_of_its_sources_and_of_the_kubelet() -> None:
+def test_exporter_reports_its_sources_and_the_kubelet() -> None:
     hung = changed(
         snapshot(exclusive()),
         sources=(SourceStatus(name="nvml", state=SourceState.HUNG, restarts=3),),
@@ -303,7 +303,7 @@ def test_the_exporter_tells_of_its_sources_and_of_the_kubelet() -> None:
     assert ({"part": "attribution", "reason": "unavailable"}, 3) in rows(page, "gpu_exporter_errors_total")
 
 
-def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_is_known() -> None:
+def test_pod_rows_have_the_uid_on_request_and_the_container_if_known() -> None:
     nameless = holder("bare", gpu(0).uuid)
     nameless = dataclasses.replace(nameless, container="", pod_uid=None)
     bare = dataclasses.replace(exclusive(), pods=(PodUse(holder=nameless, age_seconds=1.0),))
@@ -317,12 +317,12 @@ def test_rows_of_pods_have_their_uid_on_request_and_the_container_only_where_it_
         assert "container_name" not in rows(page, "gpu_pod_share_ratio")[0][0]
 
 
-def test_no_series_is_on_a_page_twice() -> None:
+def test_page_has_no_duplicate_series() -> None:
     for options in (LEGACY, NEW):
         assert duplicate_series(families(snapshot(), options)) == []
 
 
-def test_a_series_that_would_be_there_twice_is_dropped_and_counted() -> None:
+def test_duplicate_series_is_dropped_and_counted() -> None:
     view = shared()
     twice = dataclasses.replace(view, pods=(view.pods[0], view.pods[0]))
     page = shown(snapshot(twice))
@@ -331,7 +331,7 @@ def test_a_series_that_would_be_there_twice_is_dropped_and_counted() -> None:
     assert counted["duplicate_series"] > 0
 
 
-def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_counted() -> None:
+def test_holder_over_the_series_limit_is_left_out_completely_and_counted() -> None:
     view = changed(snapshot(shared()), metering={"ledger": None})
     page = shown(view, dataclasses.replace(LEGACY, series_limit=7))
     assert [pairs["pod_name"] for pairs, _ in rows(page, "gpu_pod_info")] == ["llm-a"]
@@ -339,7 +339,7 @@ def test_a_holder_that_does_not_fit_the_series_limit_is_left_out_whole_and_count
     assert len(rows(page, "DCGM_FI_DEV_FB_USED")) == 3
 
 
-def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None:
+def test_new_names_have_the_new_units_and_label_names() -> None:
     page = shown(snapshot(exclusive()), NEW)
     ((pairs, value),) = rows(page, "DCGM_FI_DEV_GPU_UTIL_RATIO")
     assert (value, pairs["hostname"], pairs["DCGM_FI_SYSTEM_DRIVER_VERSION"]) == (0.87, "node-a", "580.65.06")
@@ -348,7 +348,7 @@ def test_the_new_names_come_with_the_new_units_and_the_new_label_names() -> None
     assert "DCGM_FI_DEV_GPU_UTIL" not in page
 
 
-def test_a_collectors_file_replaces_the_default() -> None:
+def test_collectors_file_replaces_the_default_set() -> None:
     chosen = parse("DCGM_FI_DEV_FB_TOTAL, gauge, Memory\nDCGM_FI_DEV_SERIAL, label, Serial\n", "c.csv")
     page = shown(snapshot(exclusive()), ExpositionOptions(collectors=chosen))
     ((name, pairs, value),) = drop_in(page)
@@ -373,7 +373,7 @@ def events(view: Snapshot, name: str) -> dict[tuple[str, str, str], float]:
     }
 
 
-def test_xids_of_the_window_stand_on_their_gpu_or_instance_and_a_device_without_any_has_one_zero() -> None:
+def test_xid_count_is_per_gpu_or_instance_and_zero_without_any() -> None:
     assert events(snapshot(), "DCGM_EXP_XID_ERRORS_COUNT") == {
         ("0", "", "31"): 2,
         ("1", "", ""): 0,
@@ -384,7 +384,7 @@ def test_xids_of_the_window_stand_on_their_gpu_or_instance_and_a_device_without_
     }, "a GPU that is lost keeps the Xid that says why"
 
 
-def test_xids_since_the_start_have_a_row_per_code_that_came() -> None:
+def test_xid_total_has_a_row_per_observed_code() -> None:
     assert events(snapshot(), "DCGM_EXP_XID_ERRORS_TOTAL") == {
         ("0", "", "31"): 2,
         ("0", "", "94"): 1,
@@ -392,12 +392,12 @@ def test_xids_since_the_start_have_a_row_per_code_that_came() -> None:
     }
 
 
-def test_clock_events_are_the_boards_and_are_told_of_boards_that_answer() -> None:
+def test_clock_events_are_per_gpu_and_only_for_gpus_that_respond() -> None:
     assert events(snapshot(), "DCGM_EXP_CLOCK_EVENTS_COUNT") == {("0", "", "power_cap"): 12, ("1", "", ""): 0}
     assert events(snapshot(), "DCGM_EXP_CLOCK_EVENTS_TOTAL") == {("0", "", "power_cap"): 3, ("0", "", "hw_thermal"): 1}
 
 
-def test_the_counts_have_dcgm_exporters_labels_in_its_order_and_the_window_where_there_is_one() -> None:
+def test_event_counts_have_the_labels_of_dcgm_exporter_and_the_window() -> None:
     page = shown(snapshot(exclusive()), ExpositionOptions(collectors=EVENT_ROWS))
     recent, total = page["DCGM_EXP_XID_ERRORS_COUNT"], page["DCGM_EXP_XID_ERRORS_TOTAL"]
     assert [name for name, _ in samples_of(recent)[0].pairs] == [
@@ -414,14 +414,14 @@ def test_the_counts_have_dcgm_exporters_labels_in_its_order_and_the_window_where
     ]
 
 
-def test_a_window_of_another_length_says_so() -> None:
+def test_custom_window_is_in_the_window_label() -> None:
     longer = dataclasses.replace(snapshot(exclusive()), clock_events_window_seconds=60.0, xid_window_seconds=0.5)
     page = shown(longer, ExpositionOptions(collectors=EVENT_ROWS))
     assert rows(page, "DCGM_EXP_CLOCK_EVENTS_COUNT")[0][0]["window_size_in_ms"] == "60000"
     assert rows(page, "DCGM_EXP_XID_ERRORS_COUNT")[0][0]["window_size_in_ms"] == "500"
 
 
-def test_what_only_dcgm_measures_is_shown_where_it_was_measured_and_its_texts_are_labels() -> None:
+def test_dcgm_only_fields_are_shown_per_device_and_texts_as_labels() -> None:
     device, chosen = (
         partitioned(),
         parse("1013, gauge, IMMA\n1076, gauge, C2C\n1606, gauge, clock\n172, label, x\n68, label, x\n", "c.csv"),
@@ -451,7 +451,7 @@ def test_what_only_dcgm_measures_is_shown_where_it_was_measured_and_its_texts_ar
     assert "DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR" not in of_instance, "that is its board's"
 
 
-def test_name_uuid_and_address_are_labels_without_dcgm() -> None:
+def test_name_uuid_and_pci_address_are_labels_without_dcgm() -> None:
     chosen = parse(
         "DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_PROF_SM_ACTIVE, gauge, x\n50, label, x\n54, label, x\n57, label, x\n",
         "c.csv",
@@ -466,14 +466,14 @@ def test_name_uuid_and_address_are_labels_without_dcgm() -> None:
     assert [of_instance[name] for name in texts] == ["1g.10gb", held.uuid, "00000000:03:00.0"]
 
 
-def test_a_gpu_with_two_whole_holders_is_shared() -> None:
+def test_gpu_with_two_whole_holders_is_shared() -> None:
     device = gpu(0)
     uses = tuple(PodUse(holder=holder(pod, device.uuid), age_seconds=1.0) for pod in ("a", "b"))
     page = shown(snapshot(DeviceView(gpu=device, values=BOARD, pods=uses)))
     assert ["pod" in pairs for _, pairs, _ in drop_in(page)] == [False] * len(list(drop_in(page)))
 
 
-def test_a_mig_instance_that_is_shared_names_no_holder_on_its_own_rows() -> None:
+def test_shared_mig_instance_has_no_holder_on_device_rows() -> None:
     parent = gpu(0, mig=True)
     part = instance(parent, 1)
     use = PodUse(holder=holder("a", part.uuid, ShareMode.SHARED, parts=2), age_seconds=1.0)
@@ -481,7 +481,7 @@ def test_a_mig_instance_that_is_shared_names_no_holder_on_its_own_rows() -> None
     assert all("pod" not in pairs for _, pairs, _ in drop_in(page))
 
 
-def test_a_missing_gpu_is_expected_and_not_present() -> None:
+def test_missing_gpu_is_expected_and_not_present() -> None:
     gone = DeviceView(gpu=gpu(1), state=DeviceState.MISSING)
     page = shown(snapshot(exclusive(), gone))
     assert {pairs["state"]: value for pairs, value in rows(page, "gpu_devices")}["present"] == 1
@@ -498,7 +498,7 @@ def test_a_missing_gpu_is_expected_and_not_present() -> None:
         ),
     ],
 )
-def test_the_page_of_a_known_node_is_the_golden_one(
+def test_page_of_the_test_node_matches_the_golden_file(
     name: str, options: ExpositionOptions, *, openmetrics: bool
 ) -> None:
     golden = Path(__file__).parent / "golden" / name
@@ -523,7 +523,7 @@ def health(*devices: DeviceView) -> dict[tuple[str, str], tuple[float, str]]:
     }
 
 
-def test_the_health_status_is_derived_from_recovery_action_remapping_and_xids() -> None:
+def test_health_status_is_derived_from_recovery_action_remapping_and_xids() -> None:
     well = dataclasses.replace(shared(), values={Field.GPU_RECOVERY_ACTION: 0, Field.ROW_REMAP_FAILURE: 0})
     told = health(well)
     assert {watch for _, watch in told} == {"ALL", "MEM", "NVLINK", "INFOROM", "DRIVER"}
@@ -537,7 +537,7 @@ def test_the_health_status_is_derived_from_recovery_action_remapping_and_xids() 
     assert told["0", "ALL"] == (0, "DCGM_FR_OK")
 
 
-def test_a_lost_gpu_has_failed_and_of_an_instance_the_xid_counts_for_its_gpu() -> None:
+def test_lost_gpu_has_failed_and_an_instance_xid_counts_for_its_gpu() -> None:
     board, *parts = partitioned()
     told = health(lost(), dataclasses.replace(board, values={}), *parts)
     assert {key: value for key, value in told.items() if key[0] == "3"} == {
@@ -547,6 +547,6 @@ def test_a_lost_gpu_has_failed_and_of_an_instance_the_xid_counts_for_its_gpu() -
     assert ("2", "DRIVER") not in told, "no recovery action was read"
 
 
-def test_a_gpu_that_answers_after_xid_79_has_failed() -> None:
+def test_gpu_that_responds_after_xid_79_has_failed() -> None:
     back = dataclasses.replace(lost(), state=DeviceState.UP, reason="", values={Field.GPU_RECOVERY_ACTION: 0})
     assert health(back)["3", "ALL"] == (20, "DCGM_FR_FALLEN_OFF_BUS")

@@ -22,7 +22,7 @@ def names(collectors: Collectors) -> list[str]:
     return [row.name for row in collectors.rows]
 
 
-def test_a_file_of_dcgm_exporter_is_read_as_it_reads_it() -> None:
+def test_dcgm_exporter_file_is_parsed_as_dcgm_exporter_does() -> None:
     read = parse(
         "# Format,,\n"
         "\n"
@@ -41,7 +41,7 @@ def test_a_file_of_dcgm_exporter_is_read_as_it_reads_it() -> None:
     assert read.warnings == ()
 
 
-def test_the_printed_name_is_the_written_one_and_the_name_decides_the_unit() -> None:
+def test_row_name_is_kept_and_decides_the_unit() -> None:
     read = parse(
         "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, x\n"
         "DCGM_FI_DEV_FB_USED_BYTES, gauge, x\n"
@@ -63,7 +63,7 @@ def test_the_printed_name_is_the_written_one_and_the_name_decides_the_unit() -> 
     )
 
 
-def test_old_and_new_names_may_stand_together_where_their_units_differ() -> None:
+def test_old_and_new_names_may_be_combined_if_their_units_differ() -> None:
     read = parse(
         "DCGM_FI_DEV_GPU_UTIL, gauge, x\n"
         "DCGM_FI_DEV_GPU_UTIL_RATIO, gauge, x\n"
@@ -81,7 +81,7 @@ def test_old_and_new_names_may_stand_together_where_their_units_differ() -> None
     assert [warning.split(":")[1] for warning in read.warnings if "left out" in warning] == ["5"]
 
 
-def test_every_mistake_is_told_at_once_with_its_line() -> None:
+def test_all_errors_are_reported_with_their_lines() -> None:
     assert problems(
         "# comment\n"
         "DCGM_FI_DEV_GPU_UTILL, gauge, x\n"
@@ -119,20 +119,20 @@ def test_every_mistake_is_told_at_once_with_its_line() -> None:
     "name",
     ["DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "DCGM_FI_DEV_VGPU_MEMORY_USAGE", "75", "1640", "DCGM_FI_DEV_CPU_UTIL_TOTAL"],
 )
-def test_a_real_field_that_is_not_measured_is_warned_of_and_shows_nothing(name: str) -> None:
+def test_unmeasured_field_gives_a_warning_and_no_rows(name: str) -> None:
     read = parse(f"{name}, counter, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n", "counters.csv")
     assert names(read) == ["DCGM_FI_DEV_GPU_TEMP"]
     assert read.warnings == (f"counters.csv:1: {name} is not measured by this agent; the row shows nothing",)
 
 
 @pytest.mark.parametrize("number", ["0", "0150", "-1", "1651", "9" * 5000, "\u0661\u0665\u0660"])
-def test_a_number_that_is_no_field_is_refused_as_such(number: str) -> None:
+def test_unknown_field_number_is_refused(number: str) -> None:
     (told,) = problems(f"{number}, gauge, x\n")
     assert told.startswith("counters.csv:1: unknown field ")
     assert "did you mean" not in told
 
 
-def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number() -> None:
+def test_dcgm_only_fields_are_requested_under_any_name_or_number() -> None:
     read = parse(
         "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, gauge, old\n"
         "DCGM_FI_PROF_HMMA_UTIL_RATIO, gauge, of 4.6\n"
@@ -165,7 +165,7 @@ def test_fields_that_only_dcgm_measures_are_asked_for_under_any_name_or_number()
     )
 
 
-def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -> None:
+def test_every_field_is_accepted_by_first_name_last_name_or_number() -> None:
     asked = {field.field: field for field, _ in collectors_file.other_fields().values() if field.asked}
     others = [((field.legacy_name, field.canonical_name), field) for field in asked.values()]
 
@@ -184,7 +184,7 @@ def test_every_field_may_be_written_by_its_first_name_its_last_or_its_number() -
     assert [row.name for row in last] == [names[-1] for names, _ in others]
 
 
-def test_what_nvml_measures_and_what_is_known_of_every_device_needs_no_dcgm() -> None:
+def test_nvml_fields_and_device_facts_need_no_dcgm() -> None:
     read = parse(
         "DCGM_FI_PROF_SM_ACTIVE, gauge, x\nDCGM_FI_DEV_UUID, label, x\nDCGM_FI_DEV_GPU_NAME, label, x\n57, label, x\n",
         "counters.csv",
@@ -194,14 +194,14 @@ def test_what_nvml_measures_and_what_is_known_of_every_device_needs_no_dcgm() ->
     assert read.fields == ALWAYS_READ | {Field.PROF_SM_ACTIVE}
 
 
-def test_a_text_that_only_dcgm_has_is_a_label_and_a_number_is_none() -> None:
+def test_dcgm_only_text_must_be_a_label_and_a_number_must_not() -> None:
     assert problems("172, gauge, x\n1076, label, x\n") == (
         "counters.csv:1: 172 is a text and cannot be a gauge: allowed is label",
         "counters.csv:2: 1076 is a number and cannot be a label: allowed are gauge and counter",
     )
 
 
-def test_the_field_that_dcgm_4_7_added_is_asked_for_and_told_to_need_it() -> None:
+def test_dcgm_4_7_field_is_requested_with_a_warning() -> None:
     read = parse("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND, gauge, x\n", "counters.csv")
     assert [int(row.field.field) for row in read.dcgm_only] == [1648]
     assert read.warnings == (
@@ -209,7 +209,7 @@ def test_the_field_that_dcgm_4_7_added_is_asked_for_and_told_to_need_it() -> Non
     )
 
 
-def test_the_counts_of_dcgm_exporters_own_are_read_with_the_type_that_is_true() -> None:
+def test_dcgm_exp_counts_are_read_with_their_true_type() -> None:
     read = parse(
         "DCGM_EXP_XID_ERRORS_COUNT, gauge, Xids\n"
         "DCGM_EXP_CLOCK_EVENTS_COUNT, counter,\n"
@@ -239,7 +239,7 @@ def test_the_counts_of_dcgm_exporters_own_are_read_with_the_type_that_is_true() 
     )
 
 
-def test_what_dcgm_exporter_makes_and_this_agent_does_not_is_told_with_what_to_use_instead() -> None:
+def test_unsupported_dcgm_exp_row_warns_with_an_alternative() -> None:
     read = parse(
         "DCGM_EXP_P2P_STATUS, gauge, x\nDCGM_FI_DEV_GPU_TEMP, gauge, x\n",
         "counters.csv",
@@ -250,7 +250,7 @@ def test_what_dcgm_exporter_makes_and_this_agent_does_not_is_told_with_what_to_u
     assert "gpu_nvlink_errors_total" in p2p
 
 
-def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:
+def test_gpu_util_ratio_warns_that_it_is_0_to_1() -> None:
     read = parse("DCGM_FI_DEV_GPU_UTIL_RATIO, gauge, x\n", "counters.csv")
     assert read.rows[0].field.converter(read.rows[0].era)(87) == 0.87
     assert read.warnings == (
@@ -261,7 +261,7 @@ def test_gpu_util_ratio_is_told_to_be_a_ratio() -> None:
     )
 
 
-def test_the_names_of_the_1x_file_are_read_and_printed_as_written() -> None:
+def test_names_of_the_1x_file_are_read_and_printed_as_written() -> None:
     read = parse(
         "dcgm_sm_clock, gauge, x\ndcgm_gpu_utilization, gauge, x\ndcgm_fi_prof_dram_active, gauge, x\n"
         "dcgm_pcie_tx_throughput, counter, x\ndcgm_retired_pages_sbe, counter, x\n",
@@ -276,21 +276,21 @@ def test_the_names_of_the_1x_file_are_read_and_printed_as_written() -> None:
     assert read.warnings == ("1.x.csv:4: dcgm_pcie_tx_throughput is not measured by this agent; the row shows nothing",)
 
 
-def test_an_empty_file_leaves_only_the_own_metrics_and_says_so() -> None:
+def test_empty_file_leaves_only_the_own_metrics_with_a_warning() -> None:
     read = parse("# nothing\n", "counters.csv")
     assert read.rows == ()
     assert read.fields == ALWAYS_READ
     assert len(read.warnings) == 1
 
 
-def test_the_sources_are_asked_for_the_rows_fields_and_for_what_the_own_metrics_need() -> None:
+def test_requested_fields_are_the_rows_and_the_always_read_fields() -> None:
     assert Field.MEMORY_TEMP in DEFAULT.fields
     assert Field.PROF_SM_ACTIVE not in DEFAULT.fields
     read = parse("DCGM_FI_PROF_SM_ACTIVE, gauge, x\n", "counters.csv")
     assert read.fields == ALWAYS_READ | {Field.PROF_SM_ACTIVE}
 
 
-def test_the_new_default_set_has_capacity_and_no_underivable_field() -> None:
+def test_new_default_set_has_capacity_and_no_nvlink_fields() -> None:
     shown = names(default("4.9"))
     assert "DCGM_FI_DEV_FB_CAPACITY_BYTES" in shown
     assert "DCGM_FI_SYSTEM_DRIVER_VERSION" in shown
@@ -299,7 +299,7 @@ def test_the_new_default_set_has_capacity_and_no_underivable_field() -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_makes_the_parser_fail_otherwise_than_by_a_told_mistake(text: str) -> None:
+def test_arbitrary_text_gives_only_located_errors(text: str) -> None:
     try:
         told = parse(text, "counters.csv").warnings
     except ConfigError as mistake:
@@ -308,6 +308,6 @@ def test_no_text_makes_the_parser_fail_otherwise_than_by_a_told_mistake(text: st
 
 
 @given(st.lists(st.sampled_from(DEFAULT.rows), unique=True, min_size=1))
-def test_a_written_set_reads_back_as_itself(rows: list[Row]) -> None:
+def test_written_set_reads_back_unchanged(rows: list[Row]) -> None:
     read = parse("".join(f'{row.name},{row.kind},"{row.help}"\n' for row in rows), "counters.csv")
     assert list(read.rows) == rows

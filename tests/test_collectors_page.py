@@ -62,7 +62,7 @@ async def page(source: str, directory: Path) -> str:
     return _PAGES[source]
 
 
-async def test_the_golden_page_of_a_wide_collectors_file(tmp_path: Path) -> None:
+async def test_wide_collectors_page_matches_the_golden_file(tmp_path: Path) -> None:
     text = await page("auto", tmp_path)
     golden = GOLDEN / "collectors_wide.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -74,13 +74,13 @@ def names(text: str) -> set[str]:
     return {line.split("{")[0] for line in text.splitlines() if line and not line.startswith("#")}
 
 
-async def test_without_dcgm_the_same_file_shows_all_but_the_rows_it_was_warned_of(tmp_path: Path) -> None:
+async def test_wide_collectors_without_dcgm_lack_only_the_dcgm_only_rows(tmp_path: Path) -> None:
     both, alone = [names(await page(source, tmp_path)) for source in ("auto", "nvml")]
     assert len(both) == 19
     assert both - alone == {row.name for row in COLLECTORS.dcgm_only}
 
 
-async def test_dcgm_alone_counts_the_same_xids_and_clock_events(tmp_path: Path) -> None:
+async def test_dcgm_source_alone_counts_the_same_xids_and_clock_events(tmp_path: Path) -> None:
     def counts(text: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith(("DCGM_EXP_XID_", "DCGM_EXP_CLOCK_EVENTS_TOTAL"))]
 
@@ -90,7 +90,7 @@ async def test_dcgm_alone_counts_the_same_xids_and_clock_events(tmp_path: Path) 
     assert by_dcgm == by_nvml
 
 
-def test_the_agent_counts_in_the_windows_that_it_was_given_and_warns_of_rows_without_their_source(
+def test_agent_uses_the_configured_windows_and_warns_about_dcgm_only_rows(
     tmp_path: Path,
 ) -> None:
     collectors = tmp_path / "wide.csv"

@@ -81,7 +81,7 @@ def test_wide_preset_answers_public_dashboards(server: Scraper, query: str) -> N
     assert server.query(query)
 
 
-def test_panels_without_data_name_series_of_others() -> None:
+def test_panels_without_data_need_series_of_other_exporters() -> None:
     for consumer in CONSUMERS:
         for ask in consumer.get("without", ()):
             assert not re.search(r"DCGM_|gpu_", ask["query"].replace("nvidia)_com_gpu", ""))

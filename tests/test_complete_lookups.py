@@ -68,7 +68,7 @@ def socket_of(directory: Path) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-async def test_a_starting_kubelet_frees_no_gpu_and_resets_no_clock(tmp_path: Path, *, inside: bool) -> None:
+async def test_starting_kubelet_frees_no_gpu_and_resets_no_duration(tmp_path: Path, *, inside: bool) -> None:
     node = scenario.build(scenario_file.parse(STARTING, "starting.yaml"))
     own = (node.others[0].namespace, node.others[0].name) if inside else None
     async with pipeline(node, tmp_path, agent=AgentSettings(own_pod=own)) as made:
@@ -93,7 +93,7 @@ async def test_a_starting_kubelet_frees_no_gpu_and_resets_no_clock(tmp_path: Pat
         assert seconds_of(snapshot, UNALLOCATED) == pytest.approx(seconds_of(snapshot, Owner(namespace="ml")))
 
 
-def test_an_agent_beside_a_starting_kubelet_says_unknown_with_the_reason(tmp_path: Path) -> None:
+def test_agent_with_a_starting_kubelet_reports_unknown_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "starting.yaml"
     file.write_text(HELD + "  - {kind: kubelet_starting, from: 0, to: 6}\n")
     own = {"POD_NAMESPACE": "monitoring", "POD_NAME": "gpu-cost-exporter-x7"}
@@ -113,7 +113,7 @@ def test_an_agent_beside_a_starting_kubelet_says_unknown_with_the_reason(tmp_pat
         assert any("does not know its pods yet" in line for line in agent.lines)
 
 
-async def test_a_gpu_of_an_init_container_in_use_is_in_doubt_and_not_free(tmp_path: Path) -> None:
+async def test_gpu_in_use_by_an_unlisted_init_container_is_unknown_and_not_free(tmp_path: Path) -> None:
     node = scenario.build(scenario_file.parse(INIT_ONLY, "init.yaml"))
     async with pipeline(node, tmp_path) as made:
         snapshot = await made.until(20, steps=20)
@@ -126,7 +126,7 @@ async def test_a_gpu_of_an_init_container_in_use_is_in_doubt_and_not_free(tmp_pa
     assert seconds_of(snapshot, UNATTRIBUTED) == pytest.approx(seconds_of(snapshot, UNALLOCATED))
 
 
-def test_the_doctor_names_the_pod_that_uses_an_unlisted_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_the_pod_that_uses_an_unlisted_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "init.yaml"
     file.write_text(INIT_ONLY)
     options = ("--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
@@ -138,7 +138,7 @@ def test_the_doctor_names_the_pod_that_uses_an_unlisted_gpu(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("own", [{}, {"POD_NAMESPACE": "monitoring", "POD_NAME": "gpu-cost-exporter-x7"}])
-def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dict[str, str]) -> None:
+def test_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dict[str, str]) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(HELD + "  - {kind: api_other_node_name, from: 0}\n")
     options = ("--simulate", str(file), "--kube-metadata", "on", "--kubelet-interval", "1s")
@@ -156,7 +156,7 @@ def test_a_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dic
         assert sorted(matching(page, "gpu_allocation_state", state="allocated").values()) == [0.0, 1.0]
 
 
-def test_an_upgraded_api_server_is_asked_for_claims_by_the_version_that_it_serves(tmp_path: Path) -> None:
+def test_upgraded_api_server_is_asked_for_claims_in_its_current_version(tmp_path: Path) -> None:
     file = tmp_path / "upgraded.yaml"
     file.write_text(UPGRADED)
     options = ("--simulate", str(file), "--kube-metadata", "on", "--kubelet-interval", "1s")

@@ -49,14 +49,14 @@ def told(*words: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_the_file_fits_the_published_schema() -> None:
+def test_compose_file_matches_the_published_schema() -> None:
     if not SCHEMA.exists():
         pytest.skip(f"needs {SCHEMA.relative_to(ROOT)}: make install")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     assert not problems(read("compose.yaml"), schema)
 
 
-def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict[str, Service]) -> None:
+def test_mounted_files_exist_and_only_volumes_are_writable(services: dict[str, Service]) -> None:
     volumes = set(read("compose.yaml")["volumes"])
     for name, service in services.items():
         for source, _, *mode in mounts(service):
@@ -69,7 +69,7 @@ def test_what_is_mounted_is_there_and_only_volumes_can_be_written(services: dict
     assert used == volumes
 
 
-def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services: dict[str, Service]) -> None:
+def test_images_are_pinned_and_ports_are_local(services: dict[str, Service]) -> None:
     for name, service in services.items():
         digest = "" if name in OURS else "@sha256:[0-9a-f]{64}"
         assert re.search(rf":v?\d+\.\d+\.\d+{digest}$", service["image"]), f"{name}: a tag may be moved"
@@ -85,7 +85,7 @@ def test_images_have_versions_and_ports_are_those_of_this_machine_alone(services
     assert (HERE / services["agent"]["build"]["context"]).resolve() == ROOT
 
 
-def test_the_agent_and_the_cost_service_take_their_words(services: dict[str, Service], tmp_path: Path) -> None:
+def test_agent_and_cost_service_accept_their_commands(services: dict[str, Service], tmp_path: Path) -> None:
     (problem,) = told(*services["agent"]["command"])
     assert "log-format" in problem
     stored = [word.replace("/var/lib/gpu-cost-exporter", str(tmp_path)) for word in services["cost"]["command"]]
@@ -95,7 +95,7 @@ def test_the_agent_and_the_cost_service_take_their_words(services: dict[str, Ser
     assert f"--store={place}/days.sqlite" in services["cost"]["command"]
 
 
-def test_the_past_is_made_where_the_blocks_are_made_of(services: dict[str, Service], tmp_path: Path) -> None:
+def test_past_data_is_written_where_the_blocks_step_reads_it(services: dict[str, Service], tmp_path: Path) -> None:
     output = "/past/fleet.om"
     words = [word.replace(output, str(tmp_path / "fleet.om")) for word in services["past"]["command"]]
     command = [sys.executable, "-m", "exporter", *words, "--nodes=2", "--days=1"]
@@ -115,7 +115,7 @@ def test_the_past_is_made_where_the_blocks_are_made_of(services: dict[str, Servi
     assert "dashboard: http://localhost:3000/d/" in (tmp_path / "made" / "rules.yaml").read_text(encoding="utf-8")
 
 
-def test_prometheus_and_alertmanager_take_their_files(services: dict[str, Service], tmp_path: Path) -> None:
+def test_prometheus_and_alertmanager_accept_their_files(services: dict[str, Service], tmp_path: Path) -> None:
     promtool, amtool = shutil.which("promtool"), shutil.which("amtool")
     if promtool is None or amtool is None:
         pytest.skip("needs promtool and amtool on the PATH: make install")
@@ -138,7 +138,7 @@ def test_prometheus_and_alertmanager_take_their_files(services: dict[str, Servic
         assert f"--config.file={file}" in services[program]["command"]
 
 
-def test_everything_is_asked_where_it_listens(services: dict[str, Service]) -> None:
+def test_every_configured_address_is_an_open_port(services: dict[str, Service]) -> None:
     settings = read("prometheus.yaml")
     jobs = {job["job_name"]: job for job in settings["scrape_configs"]}
     asked = [target for job in jobs.values() for one in job["static_configs"] for target in one["targets"]]
@@ -151,7 +151,7 @@ def test_everything_is_asked_where_it_listens(services: dict[str, Service]) -> N
     assert jobs["gpu-cost-exporter"]["honor_labels"] is True
 
 
-def test_grafana_has_every_dashboard_where_its_provider_looks(services: dict[str, Service]) -> None:
+def test_grafana_provider_finds_every_dashboard(services: dict[str, Service]) -> None:
     (provider,) = read("grafana/provisioning/dashboards/gpu-cost.yaml")["providers"]
     folder = provider["options"]["path"]
     mounted = {place: (HERE / source).resolve() for source, place, *_ in mounts(services["grafana"])}

@@ -40,7 +40,7 @@ def write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_without_any_setting_the_defaults_hold() -> None:
+def test_defaults_apply_without_any_setting() -> None:
     config = settle()
     assert (config.serving.listen.host, config.serving.listen.port) == ("", 9400)
     assert config.sampling.interval_seconds == 1.0
@@ -142,7 +142,7 @@ def test_every_option_reaches_the_configuration_from_its_flag() -> None:
     )
 
 
-def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_another_or_none() -> None:
+def test_hostname_label_follows_dcgm_names_and_can_be_changed_or_removed() -> None:
     assert settle({"dcgm_names": "4.9"}).exposition.hostname_label == "hostname"
     assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).exposition.hostname_label == ""
     assert settle({"hostname_label": "hostname"}).exposition.hostname_label == "hostname"
@@ -153,7 +153,7 @@ def test_the_label_with_the_nodes_name_follows_the_names_of_metrics_and_can_be_a
     assert "another label" not in mistakes({"hostname_label": "host-name"})[0]
 
 
-def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
+def test_simulated_node_enables_kube_metadata_unless_disabled() -> None:
     assert settle({"simulate": "demo"}).owners.kube_metadata is True
     assert settle({"simulate": "demo"}, {"GPU_COST_EXPORTER_KUBE_METADATA": "off"}).owners.kube_metadata is False
     assert settle({"simulate": "demo", "kube_metadata": "off"}).owners.kube_metadata is False
@@ -161,7 +161,7 @@ def test_a_simulated_node_has_an_api_unless_it_is_switched_off() -> None:
     assert settle({}).owners.kube_metadata is False
 
 
-def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_refused(tmp_path: Path) -> None:
+def test_unused_options_warn_and_conflicting_options_are_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     assert settle({"job_mapping_dir": "/jobs"}).warnings == (
         "job-mapping-dir: read only with workload-manager slurm; not used",
@@ -187,7 +187,7 @@ def test_what_is_given_and_not_looked_at_is_told_and_what_cannot_go_together_is_
     assert "job-mapping-dir" in " ".join(mistakes({"workload_manager": "slurm", "job_mapping_dir": missing}))
 
 
-def test_flags_win_over_environment_over_dcgm_exporter_over_file_over_default(tmp_path: Path) -> None:
+def test_precedence_is_flag_then_environment_then_dcgm_exporter_then_file(tmp_path: Path) -> None:
     config_file = write(tmp_path, "sample-interval: 5s\n")
     flags: dict[str, object] = {"config": config_file}
     environ: dict[str, str] = {}
@@ -201,7 +201,7 @@ def test_flags_win_over_environment_over_dcgm_exporter_over_file_over_default(tm
     assert seen == [5.0, 4.0, 3.0, 2.0]
 
 
-def test_the_file_may_be_named_by_the_environment_and_keeps_words_that_yaml_would_change(tmp_path: Path) -> None:
+def test_file_from_the_environment_keeps_words_that_yaml_would_convert(tmp_path: Path) -> None:
     text = "attribution: off\ndcgm_names: 4.9\ngpu-resources: [a.com/x, 'a.com/y-*']\nlisten: :9401\n"
     config = settle({}, {"GPU_COST_EXPORTER_CONFIG": write(tmp_path, text)})
     assert config.attribution.enabled is False
@@ -211,7 +211,7 @@ def test_the_file_may_be_named_by_the_environment_and_keeps_words_that_yaml_woul
     assert config.serving.listen.port == 9401
 
 
-def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
+def test_errors_of_all_layers_are_reported_at_once_with_their_location(tmp_path: Path) -> None:
     path = write(tmp_path, "sample-interval: 30\nsampel-interval: 1s\nsource: dcmg\nlisten: {port: 1}\nsource: auto\n")
     told = mistakes(
         {"config": path, "series_limit": "many", "attribution": "maybe", "source": "nvml"},
@@ -241,26 +241,26 @@ def test_all_mistakes_of_all_layers_are_told_at_once_with_where_they_stand(tmp_p
         ("\x00", "not YAML"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_configuration_file_is_reported_in_one_line(tmp_path: Path, text: str, words: str) -> None:
     told = mistakes({"config": write(tmp_path, text)})
     assert len(told) == 1
     assert words in told[0]
     assert "\n" not in told[0]
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_configuration_file_is_reported_in_one_line(tmp_path: Path) -> None:
     (told,) = mistakes({"config": str(tmp_path / "none.yaml")})
     assert "cannot read" in told
     assert "No such file" in told
 
 
 @pytest.mark.parametrize("text", [":9400", "0.0.0.0:9400", "[::]:0", "localhost:65535", "[fe80::1%eth0]:9400"])
-def test_addresses_that_can_be_listened_on_are_taken(text: str) -> None:
+def test_valid_listen_addresses_are_accepted(text: str) -> None:
     assert settle({"listen": text}).serving.listen.port == int(text.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("text", ["9400", "", ":", ":x", ":65536", "::1:9400", "[::1]", "[x]:1", "a b:1", ":-1", ":٣"])
-def test_addresses_that_cannot_be_listened_on_are_refused(text: str) -> None:
+def test_invalid_listen_addresses_are_refused(text: str) -> None:
     (told,) = mistakes({"listen": text, "simulate": "demo"})
     assert told.startswith(f"listen (from --listen): value '{text}' is not")
 
@@ -282,7 +282,7 @@ def test_addresses_that_cannot_be_listened_on_are_refused(text: str) -> None:
         (" embedded ", "embedded"),
     ],
 )
-def test_every_form_of_an_engines_address_is_taken_and_reads_back_as_itself(text: str, address: str) -> None:
+def test_every_engine_address_form_is_accepted_and_reads_back_unchanged(text: str, address: str) -> None:
     assert settle({"dcgm_address": text}).sampling.dcgm_address == address
     assert settle({"dcgm_address": address}).sampling.dcgm_address == address
     assert settle({}, {"DCGM_REMOTE_HOSTENGINE_INFO": text}).sampling.dcgm_address == address
@@ -306,13 +306,13 @@ def test_every_form_of_an_engines_address_is_taken_and_reads_back_as_itself(text
         ("/" + "x" * 107, ""),
     ],
 )
-def test_what_no_engine_can_listen_at_is_refused_with_what_is_allowed(text: str, why: str) -> None:
+def test_invalid_engine_address_is_refused_with_the_allowed_forms(text: str, why: str) -> None:
     (told,) = mistakes({"dcgm_address": text, "simulate": "demo"})
     assert told.startswith(f"dcgm-address (from --dcgm-address): value '{text}' is not an engine's address; allowed: ")
     assert why in told
 
 
-def test_dcgm_is_used_where_there_is_an_address_and_where_it_is_asked_for() -> None:
+def test_dcgm_is_used_with_an_address_or_on_request() -> None:
     assert settle({"source": "dcgm"}).sampling.dcgm_address == "localhost:5555"
     assert settle({"source": "auto", "dcgm_address": "node"}).sampling.dcgm_address == "node:5555"
     alone = settle({"source": "nvml", "dcgm_address": "node"})
@@ -320,7 +320,7 @@ def test_dcgm_is_used_where_there_is_an_address_and_where_it_is_asked_for() -> N
     assert alone.warnings == ("dcgm-address: with source nvml no engine is asked; not used; source auto reads both",)
 
 
-def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) -> None:
+def test_dcgm_exporter_variables_have_their_original_meaning(tmp_path: Path) -> None:
     collectors = tmp_path / "c.csv"
     config = settle(
         {},
@@ -348,7 +348,7 @@ def test_dcgm_exporters_own_variables_mean_what_they_mean_there(tmp_path: Path) 
     assert config.warnings == ()
 
 
-def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
+def test_unsupported_dcgm_exporter_variables_are_one_warning() -> None:
     environ = {
         "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE": "device-name",
         "DCGM_EXPORTER_ENABLE_PPROF": "true",
@@ -370,7 +370,7 @@ def test_what_dcgm_exporter_has_and_this_agent_has_not_is_one_warning() -> None:
     assert "KUBERNETES_GPU_ID_TYPE" not in others
 
 
-def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> None:
+def test_interval_probably_meant_in_seconds_is_used_with_a_warning() -> None:
     config = settle({}, {"DCGM_EXPORTER_INTERVAL": "30"})
     assert config.sampling.interval_seconds == 0.2
     assert config.warnings == (
@@ -380,7 +380,7 @@ def test_an_interval_given_in_seconds_by_mistake_is_used_and_pointed_at() -> Non
     assert "DCGM_EXPORTER_INTERVAL" in told
 
 
-def test_an_unknown_variable_of_ours_is_pointed_at_with_the_likely_one() -> None:
+def test_unknown_own_variable_warns_with_the_nearest_name() -> None:
     config = settle({}, {"GPU_COST_EXPORTER_SAMPEL_INTERVAL": "5s"})
     (told,) = config.warnings
     assert told.startswith("GPU_COST_EXPORTER_SAMPEL_INTERVAL: unknown variable, not used")
@@ -388,12 +388,12 @@ def test_an_unknown_variable_of_ours_is_pointed_at_with_the_likely_one() -> None
 
 
 @pytest.mark.parametrize("expiry", ["10s", "30s", "59s"])
-def test_an_expiry_that_one_late_answer_would_break_is_refused(expiry: str) -> None:
+def test_expiry_below_twice_the_kubelet_interval_is_refused(expiry: str) -> None:
     (told,) = mistakes({"attribution_expiry": expiry, "kubelet_interval": "30s", "simulate": "demo"})
     assert told.startswith(f"attribution-expiry: {expiry} is less than twice the kubelet-interval, 30s")
 
 
-def test_named_paths_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+def test_configured_paths_are_checked_before_start(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     told = mistakes({"kubelet_socket": str(file), "state_dir": str(file), "proc_root": str(file), "collectors": "/no"})
@@ -404,25 +404,25 @@ def test_named_paths_are_looked_at_before_anything_starts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["state-dir", "proc-root", "collectors", "config"])
-def test_a_path_that_may_not_even_be_looked_at_is_one_line_and_no_traceback(tmp_path: Path, key: str) -> None:
+def test_inaccessible_path_is_one_line_without_a_traceback(tmp_path: Path, key: str) -> None:
     beyond = tmp_path / ("x" * 300)  # refused to any uid, as a closed directory is to all but uid 0
     with pytest.raises(ConfigError) as raised:
         load_agent({"attribution": "off", key: str(beyond)}, {})
     assert key in raised.value.problems[0]
 
 
-def test_a_kubelet_that_is_not_there_yet_and_a_good_state_directory_are_no_mistake(tmp_path: Path) -> None:
+def test_missing_kubelet_socket_and_valid_state_directory_are_accepted(tmp_path: Path) -> None:
     flags: dict[str, object] = {"kubelet_socket": str(tmp_path / "later.sock"), "state_dir": str(tmp_path)}
     assert settle(flags, check_paths=True).running.state_dir == tmp_path
 
 
 @given(st.floats(min_value=0.001, max_value=86_400).map(lambda value: round(value, 3)))
-def test_a_duration_reads_back_as_it_was_written(seconds: float) -> None:
+def test_duration_reads_back_as_written(seconds: float) -> None:
     assert duration_seconds(format_duration(seconds)) == pytest.approx(seconds, rel=1e-5)
 
 
 @given(st.sampled_from(OPTIONS), st.text(max_size=30))
-def test_any_text_is_either_a_value_or_a_named_mistake(option: Option, text: str) -> None:
+def test_any_text_is_a_valid_value_or_a_named_error(option: Option, text: str) -> None:
     key = option.key
     try:
         settle({key: text})
@@ -444,7 +444,7 @@ def logged(form: str, message: str, **extra: object) -> str:
     return stream.getvalue()
 
 
-def test_an_event_is_one_line_of_text_or_of_json() -> None:
+def test_log_record_is_one_line_of_text_or_json() -> None:
     text = logged("text", "two\nlines", seconds=3)
     assert text.count("\n") == 1
     assert "INFO    part: two\\nlines seconds=3" in text
@@ -453,7 +453,7 @@ def test_an_event_is_one_line_of_text_or_of_json() -> None:
 
 
 @pytest.mark.parametrize("form", [resolve.EventFormatter(as_json=as_json) for as_json in (False, True)])
-def test_an_exception_stays_on_its_events_line(form: logging.Formatter) -> None:
+def test_exception_stays_on_the_line_of_its_log_record(form: logging.Formatter) -> None:
     try:
         raise ValueError("a\nb")  # noqa: TRY301 - the traceback is what is tested
     except ValueError:

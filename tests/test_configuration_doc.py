@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"
 
 
-def test_the_document_of_options_is_what_the_table_says() -> None:
+def test_configuration_document_matches_the_options_table() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/configuration_doc.py", "--check"],
         cwd=ROOT,
@@ -21,7 +21,7 @@ def test_the_document_of_options_is_what_the_table_says() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_the_example_file_has_every_key_and_taken_at_its_word_changes_nothing(tmp_path: Path) -> None:
+def test_example_file_has_every_key_and_only_default_values(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert re.findall(r"^# ([a-z-]+): ", example, re.MULTILINE) == [option.key for option in OPTIONS]
     settled = [re.sub(r"^# (?=[a-z-]+: )", "", line) for line in example.splitlines() if "# unset" not in line]

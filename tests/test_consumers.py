@@ -43,7 +43,7 @@ def values(server: Scraper, selector: str, label: str) -> str:
 
 
 @pytest.mark.parametrize(("consumer", "ask", "honor"), ASKED)
-def test_what_others_ask_is_answered_with_what_is_true(
+def test_third_party_queries_return_the_true_values(
     servers: dict[bool, Scraper], consumer: dict[str, Any], ask: dict[str, Any], *, honor: bool
 ) -> None:
     server, query = servers[honor], ask["query"]
@@ -105,7 +105,7 @@ def is_target(labels: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize(("values_text", "seen"), [("", True), ("agent: {openCost: false}", False)])
-def test_opencost_takes_the_charts_pods_for_an_exporter_unless_told_otherwise(values_text: str, *, seen: bool) -> None:
+def test_opencost_detects_the_pods_as_an_exporter_unless_disabled(values_text: str, *, seen: bool) -> None:
     spec = of_kind(documents(values=values_text), "DaemonSet")["spec"]["template"]
     assert is_target(spec["metadata"]["labels"]) is seen
     (container,) = spec["spec"]["containers"]
@@ -113,14 +113,14 @@ def test_opencost_takes_the_charts_pods_for_an_exporter_unless_told_otherwise(va
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_opencosts_reader_reads_the_whole_page(nodes: dict[str, AgentProcess], node: str) -> None:
+def test_opencost_parser_reads_the_whole_page(nodes: dict[str, AgentProcess], node: str) -> None:
     status, text = nodes[node].get("/metrics")
     assert status == 200
     records = opencost_reads(text)
     assert len(records) == len([line for line in text.splitlines() if line and not line.startswith("#")])
 
 
-def test_opencost_knows_use_of_every_holder_and_the_gpu_of_those_that_have_a_whole_one(
+def test_opencost_gets_use_of_every_holder_and_the_gpu_of_whole_gpu_holders(
     nodes: dict[str, AgentProcess],
 ) -> None:
     used, gpus = {}, {}
@@ -141,7 +141,7 @@ def test_opencost_knows_use_of_every_holder_and_the_gpu_of_those_that_have_a_who
 
 
 @pytest.mark.parametrize("text", ['a{b="c} 1\n', "a{b=c} 1\n", 'a{b="c"}\n', 'a{b="c"} x\n', "1 2\n"])
-def test_a_page_that_opencosts_parser_would_refuse_is_refused_here(text: str) -> None:
+def test_page_invalid_for_the_opencost_parser_is_refused(text: str) -> None:
     with pytest.raises(PageError):
         opencost_reads(text)
 
@@ -176,7 +176,7 @@ def lint(text: str) -> set[str]:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed: make install")
-def test_promtool_finds_no_fault_on_any_page_but_what_compatibility_fixes(nodes: dict[str, AgentProcess]) -> None:
+def test_promtool_finds_only_issues_required_for_compatibility(nodes: dict[str, AgentProcess]) -> None:
     assert len(GOLDEN) >= 16
     pages = {path.name: _LEFT_OUT.sub(r"\1", path.read_text(encoding="utf-8")) for path in GOLDEN}
     pages |= {node: agent.get("/metrics")[1] for node, agent in nodes.items()}

@@ -129,13 +129,13 @@ def text_of(pid: int) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_container_of_containerd_is_mapped_to_its_pod(start: Start, form: str) -> None:
+def test_containerd_container_is_mapped_to_its_pod(start: Start, form: str) -> None:
     running = start(form)
     assert processes.pod_of(text_of(running.pid)) == running.place.uid
     assert PodLookup(PROC, PROC).pod_uid(running.pid) == running.place.uid
 
 
-def test_a_container_that_has_ended_keeps_the_pod_it_was_known_by(containerd: Containerd, start: Start) -> None:
+def test_ended_container_keeps_its_pod(containerd: Containerd, start: Start) -> None:
     running = start(BESTEFFORT)
     resolver = PodLookup(PROC, PROC)
     assert resolver.pod_uid(running.pid) == running.place.uid
@@ -146,7 +146,7 @@ def test_a_container_that_has_ended_keeps_the_pod_it_was_known_by(containerd: Co
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_process_in_a_real_cgroup_is_mapped_to_its_pod(form: str, hierarchy: Path) -> None:
+def test_process_in_a_real_cgroup_is_mapped_to_its_pod(form: str, hierarchy: Path) -> None:
     place = new_place(form)
     with made_cgroup(hierarchy, place.path) as made, sleeper() as pid:
         put(pid, made)
@@ -154,7 +154,7 @@ def test_a_process_in_a_real_cgroup_is_mapped_to_its_pod(form: str, hierarchy: P
         assert PodLookup(PROC, PROC).pod_uid(pid) == place.uid
 
 
-def test_a_process_that_is_put_into_its_pod_after_the_first_look_is_found_there(hierarchy: Path) -> None:
+def test_process_moved_into_its_pod_after_the_first_lookup_is_mapped(hierarchy: Path) -> None:
     place = new_place(BESTEFFORT)
     resolver = PodLookup(PROC, PROC)
     with (
@@ -168,7 +168,7 @@ def test_a_process_that_is_put_into_its_pod_after_the_first_look_is_found_there(
         assert resolver.pod_uid(pid) == place.uid
 
 
-def test_a_process_that_has_a_cgroup_namespace_of_its_own_is_mapped_to_its_pod(hierarchy: Path) -> None:
+def test_process_with_its_own_cgroup_namespace_is_mapped_to_its_pod(hierarchy: Path) -> None:
     place = new_place(SYSTEMD)
     with made_cgroup(hierarchy, place.path) as made, sleeper(*within(made)) as pid:
         until_it_is(pid, "sleep")
@@ -198,7 +198,7 @@ def read_from(own: Path, pid: int) -> tuple[str, str]:
     ],
     ids=["of the same class", "guaranteed reader", "guaranteed pod", "systemd", "systemd, guaranteed pod"],
 )
-def test_a_reader_in_a_private_cgroup_namespace_maps_a_process_of_another_pod(
+def test_reader_in_a_private_cgroup_namespace_maps_a_process_of_another_pod(
     form: str, own: str, seen: str, hierarchy: Path
 ) -> None:
     place = new_place(form)
@@ -214,7 +214,7 @@ def test_a_reader_in_a_private_cgroup_namespace_maps_a_process_of_another_pod(
         assert uid == place.uid
 
 
-def test_the_kernel_hides_the_pod_of_a_sibling_from_a_reader_in_a_private_cgroup_namespace(hierarchy: Path) -> None:
+def test_private_cgroup_namespace_hides_the_pod_of_a_sibling_container(hierarchy: Path) -> None:
     place = new_place(BESTEFFORT)
     with (
         made_cgroup(hierarchy, place.path) as made,
@@ -290,7 +290,7 @@ def value(page: dict[str, float], name: str, **labels: str) -> float:
 @pytest.mark.skipif(stub.compiler() is None, reason="the simulated driver needs a C compiler")
 @pytest.mark.skipif(not sees_host_processes(PROC), reason="needs the host's PID namespace")
 @pytest.mark.parametrize("private", [False, True], ids=["host's cgroup namespace", "private cgroup namespace"])
-def test_the_agent_tells_which_container_of_a_shared_gpu_does_the_work(
+def test_agent_attributes_shared_gpu_activity_to_the_working_container(
     start: Start, tmp_path: Path, *, private: bool
 ) -> None:
     busy, quiet = start(BESTEFFORT), start(SYSTEMD)

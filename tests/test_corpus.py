@@ -44,13 +44,13 @@ def firings_of(subject: Subject, alert: str = "") -> list[Firing]:
     return [one for one in fired() if alert in ("", one.alert) and INDEX.subject(one, one.episodes[0][0]) == subject]
 
 
-def test_there_are_enough_shapes_and_each_says_why() -> None:
+def test_corpus_has_at_least_40_shapes_each_with_a_reason() -> None:
     assert len(SHAPES) >= 40
     assert len({shape.name for shape in SHAPES}) == len(SHAPES)
     assert all(re.fullmatch(r"[A-Z].{30,}\.", shape.why) for shape in SHAPES)
 
 
-def test_waste_that_nothing_can_show_is_the_only_waste_without_an_alert() -> None:
+def test_only_undetectable_waste_has_no_alert() -> None:
     missed = {
         shape.name
         for shape in SHAPES
@@ -62,7 +62,7 @@ def test_waste_that_nothing_can_show_is_the_only_waste_without_an_alert() -> Non
 
 @needs_promtool
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_alerts_fire_when_they_must_and_only_then_with_the_severity_that_their_money_asks_for(shape: Shape) -> None:
+def test_alerts_fire_for_the_expected_shapes_only_with_the_expected_severity(shape: Shape) -> None:
     by_subject = told(fired(), INDEX)
     expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
     expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
@@ -91,12 +91,12 @@ def test_alerts_fire_when_they_must_and_only_then_with_the_severity_that_their_m
     ],
     ids=lambda subject: subject.shape,
 )
-def test_one_workload_is_one_alert_however_many_gpus_and_names_it_has(subject: Subject) -> None:
+def test_one_workload_gives_one_alert_for_any_number_of_gpus_and_names(subject: Subject) -> None:
     assert [one.alert for one in firings_of(subject)] == ["GPUUnderutilised"]
 
 
 @needs_promtool
-def test_of_busy_gpus_those_that_are_far_from_every_limit_are_found_and_nobody_else_is_blamed() -> None:
+def test_ineffective_alert_finds_all_wasteful_busy_gpus_and_no_others() -> None:
     shapes = [shape for shape in SHAPES if shape.file == "effective.yaml"]
     wasted = {
         Subject(shape.name, f"{work.namespace}/{work.name}")
@@ -114,14 +114,14 @@ def test_of_busy_gpus_those_that_are_far_from_every_limit_are_found_and_nobody_e
 
 
 @needs_promtool
-def test_the_corpus_has_only_series_and_labels_that_the_agent_has() -> None:
+def test_corpus_uses_only_series_and_labels_of_the_agent() -> None:
     fired()
     for name, labels in SHOWN:
         if name not in NOT_THE_AGENTS:
             assert labels <= TARGET_LABELS | set(catalog.BY_NAME[name].labels), name
 
 
-def test_an_activity_is_read_as_it_is_written() -> None:
+def test_activity_track_is_parsed_as_written() -> None:
     written = track(["0.9 40m", {"repeat": ["1 1m", "? 1m"], "for": "4m"}, "0.5"], 0.0, 3600.0)
     values = [written.at(60.0 * minute) for minute in (0, 39, 40, 41, 42, 43, 44, 59, 60)]
     assert values == [0.9, 0.9, 1.0, None, 1.0, None, 0.5, 0.5, 0.0]
@@ -129,7 +129,7 @@ def test_an_activity_is_read_as_it_is_written() -> None:
     assert (known, unknown) == (pytest.approx(0.9 * 2400 + 120 + 0.5 * 960), 120.0)
 
 
-def test_a_time_that_cannot_be_read_is_named() -> None:
+def test_invalid_duration_is_named() -> None:
     assert seconds("1h2m3s") == 3723
     with pytest.raises(ValueError, match="90 minutes"):
         seconds("90 minutes")

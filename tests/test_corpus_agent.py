@@ -95,7 +95,7 @@ def views(shape: Shape, t: float) -> Iterator[DeviceView]:
 
 
 @pytest.mark.parametrize("raw", [PHASES, SHARERS], ids=lambda raw: raw["name"])
-def test_the_corpus_shows_the_windows_that_the_meter_fills(raw: dict[str, object]) -> None:
+def test_corpus_windows_match_the_meter(raw: dict[str, object]) -> None:
     shape = shape_of(raw)
     times = [float(STEP_SECONDS * number) for number in range(int(shape.lasts // STEP_SECONDS))]
     metered, seen = Metered(shape), 0
@@ -125,7 +125,7 @@ TELEMETRY: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", TELEMETRY)
-def test_the_corpus_knows_the_activity_that_the_agent_judges(name: str) -> None:
+def test_corpus_activity_matches_the_activity_judge(name: str) -> None:
     shape = next(shape for shape in load() if shape.name == name)
     use, judge = shape.workloads[0].pods[0].uses[0], ActivityJudge()
     for second in range(600):

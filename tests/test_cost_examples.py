@@ -128,19 +128,19 @@ def renamed(views: Sequence[DeviceView], namespaces: Mapping[str, str]) -> Seque
     ]
 
 
-def test_a_whole_gpu() -> None:
+def test_whole_gpu_example_matches_the_document() -> None:
     accounts = replay(alone(lambda hour: 1.0 if hour < 5 else 0.0), 10)
     assert documented("A whole GPU") == [table(accounts)]
 
 
-def test_mig_seven_ways() -> None:
+def test_mig_seven_ways_example_matches_the_document() -> None:
     held: dict[int, tuple[str, float | None]] = {number: (f"p{number}", 0.8) for number in range(5)} | {5: ("p5", 0.0)}
     names = {f"p{number}": "busy" for number in range(5)} | {"p5": "forgotten"}
     views = renamed(partitioned(("1g.10gb",) * 7, held), names)
     assert documented("MIG, seven ways") == [table(replay(lambda _hour: views, 10))]
 
 
-def test_mig_halves_and_a_remainder_that_is_nobodys() -> None:
+def test_mig_halves_example_with_a_remainder_matches_the_document() -> None:
     names = {"left": "left", "right": "right"}
     tables = []
     for layout in (("3g.40gb", "3g.40gb"), ("3g.40gb", "2g.20gb")):
@@ -149,7 +149,7 @@ def test_mig_halves_and_a_remainder_that_is_nobodys() -> None:
     assert documented("MIG, 3g + 3g") == tables
 
 
-def test_time_slicing_with_one_replica_free() -> None:
+def test_time_slicing_example_matches_the_document() -> None:
     pods = tuple(
         use(holder(name, share=0.25, mode=ShareMode.SHARED, namespace=name), ratio)
         for name, ratio in (("greedy", 0.25), ("modest", 0.25), ("sleeper", 0.0))
@@ -158,12 +158,12 @@ def test_time_slicing_with_one_replica_free() -> None:
     assert documented("Time-slicing, four ways, one replica free") == [table(replay(lambda _hour: views, 10))]
 
 
-def test_the_price_changes_at_noon() -> None:
+def test_price_change_at_noon_example_matches_the_document() -> None:
     accounts = replay(alone(lambda _hour: 0.0), 24, start=JULY)
     assert documented("The price changes at noon") == [table(accounts)]
 
 
-def test_from_spot_to_on_demand() -> None:
+def test_spot_to_on_demand_example_matches_the_document() -> None:
     def facts(hour: float) -> NodeFacts:
         capacity = "spot" if hour < 4 else "on-demand"
         return NodeFacts(instance_type="g6e.12xlarge", region="us-east-1", capacity_type=capacity)
@@ -172,13 +172,13 @@ def test_from_spot_to_on_demand() -> None:
     assert documented("From spot to on-demand") == [table(accounts)]
 
 
-def test_ones_own_servers_by_the_formula_and_by_measured_energy() -> None:
+def test_own_servers_examples_match_the_document() -> None:
     by_formula = replay(alone(lambda _hour: 1.0), 10, node="dc1-a")
     metered = replay(alone(lambda hour: 1.0 if hour < 5 else 0.0, watts=500.0), 10, node="dc2-a")
     assert documented("Own servers") == [table(by_formula), table(metered)]
 
 
-def test_the_documents_book_has_no_warning_and_every_row_is_used_by_an_example() -> None:
+def test_documented_price_book_has_no_warning_and_every_row_is_used() -> None:
     assert book().warnings == ()
     assert [row.price.source.partition(":")[2] for row in book().rows] == [
         "h100-until-july",

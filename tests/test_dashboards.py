@@ -38,14 +38,14 @@ def variables(board: Board) -> list[dict[str, Any]]:
     return list(board["templating"]["list"])
 
 
-def test_the_committed_dashboards_are_what_the_script_builds() -> None:
+def test_committed_dashboards_match_the_build_script() -> None:
     command = [sys.executable, str(ROOT / "dashboards" / "build.py"), "--check"]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
 @each_board
-def test_panels_rows_and_targets_have_ids_of_their_own(board: Board) -> None:
+def test_panel_and_target_ids_are_unique(board: Board) -> None:
     ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
     assert 0 not in ids
@@ -56,7 +56,7 @@ def test_panels_rows_and_targets_have_ids_of_their_own(board: Board) -> None:
 
 
 @each_board
-def test_panels_lie_beside_and_below_each_other_without_overlap(board: Board) -> None:
+def test_panels_do_not_overlap(board: Board) -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in board["panels"]:
         place = panel["gridPos"]
@@ -68,7 +68,7 @@ def test_panels_lie_beside_and_below_each_other_without_overlap(board: Board) ->
 
 
 @each_board
-def test_every_panel_is_titled_described_has_a_unit_and_follows_the_data_source_variable(board: Board) -> None:
+def test_every_panel_has_a_title_description_unit_and_the_data_source_variable(board: Board) -> None:
     for panel in panels(board):
         assert panel["title"]
         assert panel["description"], panel["title"]
@@ -80,7 +80,7 @@ def test_every_panel_is_titled_described_has_a_unit_and_follows_the_data_source_
 
 
 @each_board
-def test_variables_begin_with_the_data_source_and_follow_the_time_range(board: Board) -> None:
+def test_variables_start_with_the_data_source_and_follow_the_time_range(board: Board) -> None:
     first, *others = variables(board)
     assert (first["name"], first["type"]) == ("datasource", "datasource")
     assert others[0]["name"] == "cluster"
@@ -95,7 +95,7 @@ def test_variables_begin_with_the_data_source_and_follow_the_time_range(board: B
 
 
 @each_board
-def test_every_variable_is_used_and_every_question_is_of_the_clusters_chosen(board: Board) -> None:
+def test_every_variable_is_used_and_every_query_filters_by_cluster(board: Board) -> None:
     text = json.dumps(board)
     for variable in variables(board):
         assert re.search(rf"\${variable['name']}\b|\${{{variable['name']}}}", text), variable["name"]
@@ -105,7 +105,7 @@ def test_every_variable_is_used_and_every_question_is_of_the_clusters_chosen(boa
 
 
 @each_board
-def test_the_dashboard_is_stable_and_leads_to_the_others_to_the_runbook_and_to_the_cost_page(board: Board) -> None:
+def test_dashboard_has_stable_settings_and_links(board: Board) -> None:
     name = next(name for name, other in BOARDS.items() if other is board)
     assert board["uid"] == UIDS[name]
     assert not board.get("id")
@@ -121,7 +121,7 @@ def test_the_dashboard_is_stable_and_leads_to_the_others_to_the_runbook_and_to_t
 
 
 @each_board
-def test_links_of_cells_lead_to_dashboards_pages_and_headings_that_are_there(board: Board) -> None:
+def test_cell_links_lead_to_existing_dashboards_pages_and_headings(board: Board) -> None:
     headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
     anchors = {heading.lower().replace(" ", "-") for heading in headings}
     urls = re.findall(r'"url": "([^"]+)"', json.dumps(board))
@@ -136,7 +136,7 @@ def test_links_of_cells_lead_to_dashboards_pages_and_headings_that_are_there(boa
 
 
 @each_board
-def test_the_docs_say_what_each_panel_answers(board: Board) -> None:
+def test_docs_describe_every_panel(board: Board) -> None:
     text = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
     assert [panel["title"] for panel in panels(board) if panel["title"] not in text] == []
 
@@ -154,7 +154,7 @@ def test_every_expression_is_valid_promql(tmp_path: Path) -> None:
 
 
 @each_board
-def test_every_metric_is_one_that_the_agent_the_cost_service_or_the_rules_make(board: Board) -> None:
+def test_every_metric_is_made_by_the_agent_the_cost_service_or_the_rules(board: Board) -> None:
     known = set(catalog.BY_NAME) | {metric.name for metric in metrics.OWN} | MADE_BY_PROMETHEUS
     known |= {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
     asked = set()
@@ -166,20 +166,20 @@ def test_every_metric_is_one_that_the_agent_the_cost_service_or_the_rules_make(b
     assert asked <= known
 
 
-def test_every_tier_of_xids_has_a_colour() -> None:
+def test_every_xid_tier_has_a_colour() -> None:
     (panel,) = (one for one in panels(BOARDS["oncall"]) if one["title"] == "Xids")
     assert "tier" in panel["targets"][0]["expr"]
     assert all(f'"{tier}"' in json.dumps(panel["fieldConfig"]["overrides"]) for tier in XidTier)
 
 
-def test_alerts_lead_to_dashboards_that_are_there() -> None:
+def test_alert_links_lead_to_existing_dashboards() -> None:
     links = {
         rule["annotations"]["dashboard"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
     }
     assert all(link.split("/")[2] in UIDS.values() for link in links)
 
 
-def test_the_dashboards_are_of_grafanas_published_types(tmp_path: Path) -> None:
+def test_dashboards_match_the_published_grafana_types(tmp_path: Path) -> None:
     if not SCHEMA_TOOLS.is_dir() or shutil.which("node") is None:
         pytest.skip("needs node and Grafana's types: make install")
     (tmp_path / "node_modules").symlink_to(SCHEMA_TOOLS)

@@ -85,7 +85,7 @@ def newest(engine: Engine, name: str, title: str, letter: str = "A") -> dict[tup
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_panel_is_dead(name: str, live: Engine, recorded: Engine) -> None:
+def test_every_panel_target_returns_data(name: str, live: Engine, recorded: Engine) -> None:
     dead = [
         f"{panel['title']} {target['refId']}: {target['expr']}"
         for panel in panels(BOARDS[name])
@@ -95,7 +95,7 @@ def test_no_panel_is_dead(name: str, live: Engine, recorded: Engine) -> None:
     assert not dead
 
 
-def test_what_is_chosen_narrows_what_is_shown(live: Engine) -> None:
+def test_cluster_variable_filters_every_panel(live: Engine) -> None:
     for name in ("fleet", "oncall"):
         for panel in panels(BOARDS[name]):
             for target in panel["targets"]:
@@ -103,7 +103,7 @@ def test_what_is_chosen_narrows_what_is_shown(live: Engine) -> None:
                     assert not live.series(BOARDS[name], panel, target, cluster="another"), panel["title"]
 
 
-def test_an_eight_gpu_pod_at_ninety_per_cent_shows_ninety_per_cent(live: Engine) -> None:
+def test_eight_gpu_pod_at_90_percent_shows_90_percent(live: Engine) -> None:
     by_pod = newest(live, "fleet", "Activity by pod")
     assert by_pod["live", "trainer-0", "research"] == pytest.approx(0.9, abs=0.01)
     assert by_pod["live", "notebook-0", "research"] == 0.0
@@ -113,7 +113,7 @@ def test_an_eight_gpu_pod_at_ninety_per_cent_shows_ninety_per_cent(live: Engine)
     assert row == pytest.approx(0.9, abs=0.01)
 
 
-def test_the_funnel_narrows_from_what_is_there_to_what_is_used(live: Engine) -> None:
+def test_funnel_narrows_from_capacity_to_effective_use(live: Engine) -> None:
     funnel = [value(live, "fleet", "GPUs: capacity to effective use", letter) for letter in "ABCDEF"]
     # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, one that is gone and of which nothing is known. What is
     # not shared is profiled, at half of a limit or more.
@@ -127,13 +127,13 @@ def test_the_funnel_narrows_from_what_is_there_to_what_is_used(live: Engine) -> 
     assert parts.keys() == {"trainer", "slice-0"}
 
 
-def test_idle_workloads_are_told_with_what_they_cost(live: Engine) -> None:
+def test_idle_workloads_are_shown_with_their_cost(live: Engine) -> None:
     notebook = {"workload_name": "notebook", "workload_kind": "StatefulSet", "team": "vision", "currency": "USD"}
     assert value(live, "fleet", "Top idle workloads", "A", **notebook) == pytest.approx(2 * H100_PRICE, abs=0.1)
     assert value(live, "fleet", "Top idle workloads", "B", workload_name="notebook") == 2
 
 
-def test_free_gpus_are_counted_by_what_could_run_on_them(live: Engine) -> None:
+def test_free_gpus_are_counted_by_the_jobs_that_fit(live: Engine) -> None:
     free = value(live, "fleet", "Free whole GPUs")
     assert free == 4
     assert value(live, "fleet", "Jobs that fit") == 0
@@ -144,7 +144,7 @@ def test_free_gpus_are_counted_by_what_could_run_on_them(live: Engine) -> None:
     assert value(live, "fleet", "MIG layout", "B", mig_profile="2g.20gb") == 0
 
 
-def test_faults_are_on_the_on_call_board_with_who_held_the_gpu(live: Engine) -> None:
+def test_oncall_dashboard_shows_faults_and_the_holder_of_the_gpu(live: Engine) -> None:
     tiers = {row[0]["xid"]: row[0]["tier"] for row in shown(live, "oncall", "Xids")}
     assert tiers == {"31": "application", "94": "warning", "45": "none", "48": "critical"}
     assert value(live, "oncall", "Recovery actions") == 4
@@ -159,7 +159,7 @@ def test_faults_are_on_the_on_call_board_with_who_held_the_gpu(live: Engine) -> 
     assert reasons == {("13", "hw_thermal")}
 
 
-def test_budgets_and_the_month_are_those_of_the_cost_service(live: Engine) -> None:
+def test_budgets_and_the_month_match_the_cost_service(live: Engine) -> None:
     row = [value(live, "finops", "Budgets", letter, budget="research", team="vision") for letter in "ABCDE"]
     assert row == [1000, 400, 900, 0.4, 0.9]
     month = [value(live, "finops", "Month, from the cost service", letter) for letter in "ABC"]
@@ -172,7 +172,7 @@ def _money(truth: FleetTruth, currency: str, **wanted: str) -> float:
 
 
 @pytest.mark.parametrize("currency", SMALL_FLEET.currencies)
-def test_today_and_the_month_are_the_money_of_the_ledger(recorded: Engine, currency: str) -> None:
+def test_today_and_month_to_date_match_the_ledger(recorded: Engine, currency: str) -> None:
     for title, since in (("Today", TODAY), ("Month to date", MONTH_START)):
         truth = truth_between(since, END_SECONDS)
         assert value(recorded, "finops", title, currency=currency) == pytest.approx(_money(truth, currency), rel=1e-6)
@@ -181,7 +181,7 @@ def test_today_and_the_month_are_the_money_of_the_ledger(recorded: Engine, curre
     assert value(recorded, "finops", "Unallocated, month to date", currency=currency) == pytest.approx(free, rel=1e-6)
 
 
-def test_the_forecast_is_the_month_to_date_and_the_pace_of_seven_days(recorded: Engine) -> None:
+def test_forecast_is_month_to_date_plus_the_pace_of_seven_days(recorded: Engine) -> None:
     week = truth_between(END_SECONDS - 7 * DAY, END_SECONDS)
     hours: dict[str, int] = {}
     for clusters in week.recorded_hours.values():
@@ -194,7 +194,7 @@ def test_the_forecast_is_the_month_to_date_and_the_pace_of_seven_days(recorded: 
     assert forecast == pytest.approx(spent + pace * rest, rel=1e-6)
 
 
-def test_bars_of_days_are_the_days_and_their_parts_are_the_whole(recorded: Engine) -> None:
+def test_daily_bars_match_the_ledger(recorded: Engine) -> None:
     panel = panel_of("finops", "Cost by day")
     drawn: dict[float, float] = {}
     for target in panel["targets"]:
@@ -211,7 +211,7 @@ def test_bars_of_days_are_the_days_and_their_parts_are_the_whole(recorded: Engin
             assert drawn[day] == pytest.approx(whole, rel=1e-6), datetime.fromtimestamp(day, UTC)
 
 
-def test_bars_of_hours_are_todays_money(recorded: Engine) -> None:
+def test_hourly_bars_sum_to_the_cost_of_today(recorded: Engine) -> None:
     panel = panel_of("finops", "Cost by hour")
     drawn = sum(
         money
@@ -223,7 +223,7 @@ def test_bars_of_hours_are_todays_money(recorded: Engine) -> None:
     assert drawn == pytest.approx(_money(truth_between(TODAY, END_SECONDS), "USD"), rel=1e-6)
 
 
-def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None:
+def test_top_waste_lists_the_highest_idle_cost(recorded: Engine) -> None:
     truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
     by = ("cluster", "namespace", "kind", "workload", "team")
     idle = {
@@ -246,7 +246,7 @@ def test_the_top_of_waste_is_whose_idle_gpus_cost_most(recorded: Engine) -> None
     ("title", "label", "field"),
     [("By team", "team", "team"), ("By namespace", "workload_namespace", "namespace"), ("By model", "model", "model")],
 )
-def test_tables_have_all_that_was_held_and_what_of_it_was_effective(
+def test_owner_tables_have_allocated_and_effective_hours_and_cost(
     recorded: Engine, title: str, label: str, field: str
 ) -> None:
     truth = truth_between(END_SECONDS - 30 * DAY, END_SECONDS)
@@ -282,7 +282,7 @@ def _step(amounts: ByState, step: str) -> float | None:
 
 
 @pytest.mark.parametrize("team", ["", "vision"])
-def test_the_funnel_of_the_range_is_that_of_the_ledger(recorded: Engine, team: str) -> None:
+def test_funnel_of_the_range_matches_the_ledger(recorded: Engine, team: str) -> None:
     truth, chosen = truth_between(END_SECONDS - 30 * DAY, END_SECONDS), {"team": team} if team else {}
     every = sum(truth.total("kind", **chosen).values(), Totals())
     held = sum((totals for (kind,), totals in truth.total("kind", **chosen).items() if kind not in APART), Totals())
@@ -301,7 +301,7 @@ def test_the_funnel_of_the_range_is_that_of_the_ledger(recorded: Engine, team: s
         assert found == sorted(found, reverse=True)
 
 
-def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:
+def test_known_price_and_activity_match_the_recorded_hours(recorded: Engine) -> None:
     # What had no price is older than the thirty days that the board begins with.
     recorded = replace(recorded, back=40 * DAY)
     truth = truth_between(END_SECONDS - 40 * DAY, END_SECONDS)
@@ -321,7 +321,7 @@ def test_trust_is_told_from_the_same_hours(recorded: Engine) -> None:
     assert fewest < 1
 
 
-def test_a_gpu_hour_costs_what_its_price_was(recorded: Engine) -> None:
+def test_cost_per_gpu_hour_is_the_price(recorded: Engine) -> None:
     per_hour = {
         labels["model"]: (labels["currency"], money) for labels, money in shown(recorded, "finops", "Cost per GPU-hour")
     }
@@ -334,7 +334,7 @@ def test_a_gpu_hour_costs_what_its_price_was(recorded: Engine) -> None:
     assert len(per_hour) >= 3
 
 
-def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
+def test_prometheus_replicas_count_once(tmp_path: Path) -> None:
     plan = FleetPlan(nodes=2, gpus_per_node=2, days=25, end_seconds=END_SECONDS, seed=3)
     blocks = backfilled(plan, tmp_path, {"replica": "a"}, {"replica": "b"}, devices=False)
     with prometheus(tmp_path, blocks, plan) as server:
@@ -349,7 +349,7 @@ def test_replicas_of_one_prometheus_count_once(tmp_path: Path) -> None:
         assert hours == pytest.approx(sum(t.seconds.total for (k,), t in held.items() if k not in APART) / HOUR)
 
 
-def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path) -> None:
+def test_replicas_that_split_hours_differently_count_once(tmp_path: Path) -> None:
     """A job of 75 minutes over midnight: each has another part of it in its first hour, and one missed the second."""
     job = 'quantity="seconds",workload_namespace="ml",workload_kind="Job",workload_name="job",state="idle"'
     lines = []
@@ -373,7 +373,7 @@ def test_a_pair_that_cuts_hours_at_different_instants_counts_once(tmp_path: Path
         assert row[1] == pytest.approx(4500 / HOUR)
 
 
-def test_victoria_metrics_says_the_same(recorded: Engine, fleet_victoria: FleetServer) -> None:
+def test_victoria_metrics_returns_the_same_values(recorded: Engine, fleet_victoria: FleetServer) -> None:
     other = replace(recorded, url=fleet_victoria.url)
     compared = 0
     for panel in panels(BOARDS["finops"]):

@@ -68,7 +68,7 @@ LAYOUTS: dict[str, tuple[type[ctypes.Structure], int, int, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_struct_lies_in_memory_as_the_headers_lay_it(name: str) -> None:
+def test_struct_layout_matches_the_headers(name: str) -> None:
     layout, size, word, offsets = LAYOUTS[name]
     assert ctypes.sizeof(layout) == size
     assert {field: getattr(layout, field).offset for field in offsets} == offsets
@@ -76,7 +76,7 @@ def test_a_struct_lies_in_memory_as_the_headers_lay_it(name: str) -> None:
         assert abi.version_word(layout) == word
 
 
-def test_every_struct_with_a_version_word_is_held_to_the_headers() -> None:
+def test_every_struct_with_a_version_word_is_checked_against_the_headers() -> None:
     assert set(abi.STRUCT_VERSIONS) == {layout for layout, _, word, _ in LAYOUTS.values() if word}
     assert (ctypes.sizeof(abi.Handle), ctypes.sizeof(abi.Value)) == (8, 4096)
 
@@ -211,7 +211,7 @@ def client(bare: Client, engine: stub.Engine) -> Client:
 
 @pytest.mark.parametrize(("major", "version"), [(3, 2), (4, 2), (4, 3)])
 @pytest.mark.parametrize("by_socket", [False, True], ids=["tcp", "unix"])
-def test_an_engine_of_either_major_is_reached_by_every_way(
+def test_engine_of_either_major_version_is_reached_by_tcp_and_socket(
     *, directory: Path, control: stub.StubControl, tmp_path: Path, major: int, version: int, by_socket: bool
 ) -> None:
     library = load(directory, major)
@@ -229,13 +229,13 @@ def test_an_engine_of_either_major_is_reached_by_every_way(
     assert ("dcgmConnect_v3" in library.functions) is (major == 4)
 
 
-def test_a_library_that_lacks_what_every_supported_one_has_is_refused_by_name(tmp_path: Path) -> None:
+def test_library_without_a_required_function_is_refused_by_name(tmp_path: Path) -> None:
     stub.build(tmp_path, without=["dcgmGetLatestValues_v2"])
     with pytest.raises(SourceError, match=r"libdcgm\.so\.4 lacks dcgmGetLatestValues_v2: install DCGM 3\.3"):
         load(tmp_path)
 
 
-def test_handles_and_groups_keep_their_upper_half(client: Client) -> None:
+def test_handles_and_groups_keep_their_upper_32_bits(client: Client) -> None:
     assert client.handle.value is not None
     assert client.handle.value >> 32
     group = client.group()
@@ -255,13 +255,13 @@ ASKED = {
 
 
 @pytest.mark.parametrize("layout", ASKED, ids=lambda layout: layout.__name__)
-def test_a_struct_is_taken_by_its_version_word_and_by_no_other(client: Client, layout: type[ctypes.Structure]) -> None:
+def test_struct_is_accepted_only_with_its_version_word(client: Client, layout: type[ctypes.Structure]) -> None:
     word = abi.version_word(layout)
     assert client.call(ASKED[layout], byref(layout(version=word))) == abi.Code.OK
     assert client.call(ASKED[layout], byref(layout(version=word - 1))) == abi.Code.VERSION_MISMATCH
 
 
-def test_an_engine_of_another_major_version_is_a_mismatch(bare: Client, directory: Path, tmp_path: Path) -> None:
+def test_engine_of_another_major_version_is_a_mismatch(bare: Client, directory: Path, tmp_path: Path) -> None:
     with stub.Engine(directory, tmp_path / "control", release="3.3.9") as engine:
         assert bare.connect(engine.address) == abi.Code.OK
         told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
@@ -271,13 +271,13 @@ def test_an_engine_of_another_major_version_is_a_mismatch(bare: Client, director
     assert bare.library.describe(abi.Code.VERSION_MISMATCH) == "API version mismatch"
 
 
-def test_a_closed_port_takes_all_the_time_there_is_for_connecting(bare: Client) -> None:
+def test_connection_to_a_closed_port_takes_the_whole_timeout(bare: Client) -> None:
     started = time.monotonic()
     assert bare.connect(f"127.0.0.1:{stub.free_port()}", timeout_ms=200) == abi.Code.CONNECTION_LOST
     assert time.monotonic() - started >= 0.19
 
 
-def test_something_else_on_the_port_is_no_engine(bare: Client) -> None:
+def test_non_engine_on_the_port_loses_the_connection(bare: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -296,7 +296,7 @@ def test_something_else_on_the_port_is_no_engine(bare: Client) -> None:
         assert bare.call("dcgmHostengineVersionInfo", byref(told)) == abi.Code.CONNECTION_LOST
 
 
-def test_an_embedded_engine_starts_and_stops_in_this_process(bare: Client, control: stub.StubControl) -> None:
+def test_embedded_engine_starts_and_stops_in_this_process(bare: Client, control: stub.StubControl) -> None:
     parameters = abi.EmbeddedParams(version=abi.version_word(abi.EmbeddedParams), opMode=1)
     assert bare.library.call("dcgmStartEmbedded_v2", byref(parameters)) == abi.Code.OK
     bare.handle = abi.Handle(parameters.dcgmHandle)
@@ -310,7 +310,7 @@ def test_an_embedded_engine_starts_and_stops_in_this_process(bare: Client, contr
 
 
 @pytest.mark.parametrize("per_callback", [1, 7, 0], ids=["one by one", "seven at once", "whole entities"])
-def test_what_is_delivered_is_what_each_gpu_says_however_it_is_cut(client: Client, per_callback: int) -> None:
+def test_delivered_values_are_complete_for_any_callback_size(client: Client, per_callback: int) -> None:
     client.control.per_callback = per_callback
     # Ids beside each other, so that an array of another width shows.
     ids = (52, 53, 54, 55, 100, 101, 150, 155, 156, 202, 203, 204, 250, 251, 252, 253)
@@ -341,7 +341,7 @@ def test_what_is_delivered_is_what_each_gpu_says_however_it_is_cut(client: Clien
     assert abs(found[abi.GPU, 0, TEMPERATURE].at_microseconds - time.time() * 1e6) < 60e6
 
 
-def test_a_list_of_entities_is_read_in_its_own_layout_without_a_group(client: Client) -> None:
+def test_entity_list_is_read_without_a_group(client: Client) -> None:
     pairs = (abi.EntityPair * 2)(abi.EntityPair(abi.GPU, 5), abi.EntityPair(abi.GPU, 2))
     ids = (ctypes.c_ushort * 3)(UUID, TEMPERATURE, POWER)
     values = (abi.FieldValueV2 * 6)()
@@ -352,7 +352,7 @@ def test_a_list_of_entities_is_read_in_its_own_layout_without_a_group(client: Cl
     assert (values[0].value.str, values[4].value.i64, values[5].value.dbl) == (stub.gpu_uuid(5).encode(), 52, 402.0)
 
 
-def test_a_callback_that_says_no_ends_the_delivery(client: Client) -> None:
+def test_negative_callback_result_ends_the_delivery(client: Client) -> None:
     group = client.group()
     _, fields = client.field_group(TEMPERATURE)
     client.watch(group, fields)
@@ -375,7 +375,7 @@ BLANKS = {
 
 
 @pytest.mark.parametrize("name", BLANKS)
-def test_a_blank_arrives_with_status_0_as_each_type_spells_it(client: Client, name: str) -> None:
+def test_blank_has_status_0_and_the_spelling_of_its_type(client: Client, name: str) -> None:
     what, code = BLANKS[name]
     for field in (TEMPERATURE, POWER, UUID):
         client.control.override(field, what, code=code)
@@ -388,14 +388,14 @@ def test_a_blank_arrives_with_status_0_as_each_type_spells_it(client: Client, na
         assert found[abi.GPU, index, GPU_UTIL].value == 90 - index
 
 
-def test_a_profiling_field_is_blank_until_an_interval_has_passed(client: Client) -> None:
+def test_profiling_field_is_blank_for_the_first_interval(client: Client) -> None:
     read = client.watched(PROF)
     first = read()[abi.GPU, 0, PROF]
     assert (first.status, first.value) == (abi.Code.OK, BLANK_DOUBLE)
     later(lambda: read()[abi.GPU, 0, PROF].value == pytest.approx(0.805), "the ratio")
 
 
-def test_what_nobody_watches_and_what_has_not_happened_have_codes(client: Client) -> None:
+def test_unwatched_field_and_field_without_data_have_error_codes(client: Client) -> None:
     _, unwatched = client.field_group(POWER)
     group = client.group((abi.GPU, 0))
     client.watched(XID, TEMPERATURE, entities=((abi.GPU, 0),))
@@ -408,7 +408,7 @@ def test_what_nobody_watches_and_what_has_not_happened_have_codes(client: Client
     assert client.latest(group, unwatched)[abi.GPU, 0, POWER].value == BLANK_DOUBLE
 
 
-def test_values_since_tell_each_xid_once(client: Client, control: stub.StubControl) -> None:
+def test_values_since_returns_each_xid_once(client: Client, control: stub.StubControl) -> None:
     group = client.group()
     _, fields = client.field_group(XID)
     stub.xid(control, 2, 13)
@@ -436,7 +436,7 @@ def test_values_since_tell_each_xid_once(client: Client, control: stub.StubContr
 # ---- What is refused ----
 
 
-def test_a_field_that_the_engine_does_not_know_fails_its_whole_group(client: Client, library: Library) -> None:
+def test_field_unknown_to_the_engine_fails_its_whole_group(client: Client, library: Library) -> None:
     assert library.field_meta(FIRST_RELEASED_AFTER_4_6_0) is None
     assert client.field_group(TEMPERATURE, FIRST_RELEASED_AFTER_4_6_0)[0] == abi.Code.BAD_PARAMETER
     assert abi.MAX_FIELDS_PER_GROUP == 127
@@ -444,7 +444,7 @@ def test_a_field_that_the_engine_does_not_know_fails_its_whole_group(client: Cli
     assert client.field_group(*([TEMPERATURE] * abi.MAX_FIELDS_PER_GROUP))[0] == abi.Code.OK
 
 
-def test_a_newer_library_knows_fields_that_its_engine_refuses(
+def test_newer_library_has_fields_that_its_engine_refuses(
     control: stub.StubControl, engine: stub.Engine, tmp_path: Path
 ) -> None:
     library = load(stub.build(tmp_path / "newer", release="4.7.0"))
@@ -457,7 +457,7 @@ def test_a_newer_library_knows_fields_that_its_engine_refuses(
     library.call("dcgmShutdown")
 
 
-def test_types_and_levels_are_told_by_id(library: Library) -> None:
+def test_field_types_and_levels_are_returned_by_id(library: Library) -> None:
     told = {}
     for field in (1, UUID, TEMPERATURE, POWER, PROF, DRAM, 1009):
         meta = library.field_meta(field)
@@ -474,7 +474,7 @@ def test_types_and_levels_are_told_by_id(library: Library) -> None:
     }
 
 
-def test_profiling_without_the_module_fails_the_watch_and_freezes_what_is_beside_it(
+def test_missing_profiling_module_fails_the_watch_and_freezes_its_other_fields(
     client: Client, control: stub.StubControl
 ) -> None:
     control.module_present = 0
@@ -491,7 +491,7 @@ def test_profiling_without_the_module_fails_the_watch_and_freezes_what_is_beside
     assert client.call("dcgmProfGetSupportedMetricGroups", byref(groups)) == abi.Code.MODULE_NOT_LOADED
 
 
-def test_groups_belong_to_their_connection_and_go_with_it(
+def test_groups_belong_to_their_connection_and_end_with_it(
     client: Client, control: stub.StubControl, engine: stub.Engine
 ) -> None:
     group = client.group()
@@ -509,12 +509,12 @@ def test_groups_belong_to_their_connection_and_go_with_it(
     other.library.call("dcgmShutdown")
 
 
-def test_an_engine_has_room_for_so_many_groups(client: Client) -> None:
+def test_engine_limits_the_number_of_groups(client: Client) -> None:
     codes = [client.call("dcgmGroupCreate", abi.EMPTY_GROUP, b"same name", byref(abi.Handle())) for _ in range(62)]
     assert codes == [abi.Code.OK] * 61 + [abi.Code.LIMIT_REACHED]
 
 
-def test_a_profiling_field_asked_live_kills_the_engine(client: Client, engine: stub.Engine) -> None:
+def test_live_read_of_a_profiling_field_kills_the_engine(client: Client, engine: stub.Engine) -> None:
     pairs, ids = (abi.EntityPair * 1)(abi.EntityPair(abi.GPU, 0)), (ctypes.c_ushort * 1)(PROF)
     values = (abi.FieldValueV2 * 1)()
     assert client.call("dcgmEntitiesGetLatestValues", pairs, 1, ids, 1, abi.LIVE, values) == abi.Code.CONNECTION_LOST
@@ -534,7 +534,7 @@ def partitioned(client: Client) -> Client:
     return client
 
 
-def test_the_hierarchy_of_56_instances_names_each_and_its_parent(partitioned: Client) -> None:
+def test_hierarchy_of_56_instances_has_each_instance_and_its_parent(partitioned: Client) -> None:
     told = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
     assert partitioned.call("dcgmGetGpuInstanceHierarchy", byref(told)) == abi.Code.OK
     assert told.count == 2 * 56
@@ -551,7 +551,7 @@ def test_the_hierarchy_of_56_instances_names_each_and_its_parent(partitioned: Cl
         assert row.nvmlProfileSlices == 1
 
 
-def test_an_instance_has_its_own_values_its_parents_and_blanks(partitioned: Client) -> None:
+def test_instance_has_its_own_values_parent_values_and_blanks(partitioned: Client) -> None:
     number = stub.entity_id(6, 5)
     levels = ((abi.GPU_INSTANCE, number), (abi.COMPUTE_INSTANCE, number), (abi.GPU, 6))
     read = partitioned.watched(*(UUID, PROFILE, TEMPERATURE, GPU_UTIL, 252, PROF, DRAM, 1009), entities=levels)
@@ -569,7 +569,7 @@ def test_an_instance_has_its_own_values_its_parents_and_blanks(partitioned: Clie
     assert found[abi.GPU, 6, GPU_UTIL].value == BLANK_INTEGER + 2
 
 
-def test_too_small_a_list_of_entities_is_told_how_many_there_are(partitioned: Client) -> None:
+def test_too_small_entity_list_returns_the_required_size(partitioned: Client) -> None:
     ids, count = (ctypes.c_uint * 1)(), ctypes.c_int(1)
     told = partitioned.call("dcgmGetEntityGroupEntities", abi.GPU_INSTANCE, ids, byref(count), 0)
     assert (told, count.value) == (abi.Code.BUFFER_TOO_SMALL, 56)
@@ -578,7 +578,7 @@ def test_too_small_a_list_of_entities_is_told_how_many_there_are(partitioned: Cl
 # ---- Engines that die, hang and think ----
 
 
-def test_a_killed_engine_is_told_at_once_and_another_one_starts_empty(
+def test_killed_engine_fails_the_call_within_1_second_and_restarts_empty(
     client: Client, engine: stub.Engine, control: stub.StubControl
 ) -> None:
     read = client.watched(TEMPERATURE)
@@ -594,7 +594,7 @@ def test_a_killed_engine_is_told_at_once_and_another_one_starts_empty(
     assert client.watched(TEMPERATURE)()[abi.GPU, 7, TEMPERATURE].value == 57
 
 
-def test_a_stopped_engine_holds_the_call_until_it_goes_on(client: Client, engine: stub.Engine) -> None:
+def test_stopped_engine_blocks_the_call_until_it_resumes(client: Client, engine: stub.Engine) -> None:
     codes: list[int] = []
     engine.stop()
     thread = threading.Thread(target=lambda: codes.append(client.call("dcgmUpdateAllFields", 1)))
@@ -606,16 +606,14 @@ def test_a_stopped_engine_holds_the_call_until_it_goes_on(client: Client, engine
     assert codes == [abi.Code.OK]
 
 
-def test_an_engine_that_does_not_answer_is_given_up_after_the_time_for_connecting(
-    bare: Client, engine: stub.Engine
-) -> None:
+def test_unresponsive_engine_fails_after_the_connect_timeout(bare: Client, engine: stub.Engine) -> None:
     engine.stop()
     started = time.monotonic()
     assert bare.connect(engine.address, timeout_ms=200) == abi.Code.CONNECTION_LOST
     assert 0.19 <= time.monotonic() - started < 2.0
 
 
-def test_a_slow_engine_delays_a_call_and_loses_nothing(client: Client, control: stub.StubControl) -> None:
+def test_slow_engine_delays_a_call_and_loses_nothing(client: Client, control: stub.StubControl) -> None:
     read = client.watched(TEMPERATURE, POWER)
     control.slow_micros = 200_000
     started = time.monotonic()

@@ -133,7 +133,7 @@ def expected(index: int) -> dict[Field, float]:
 
 @pytest.mark.parametrize("major", [3, 4])
 @pytest.mark.parametrize("by_socket", [False, True], ids=["tcp", "unix"])
-def test_a_library_and_an_engine_of_either_major_give_the_values_of_each_gpu(
+def test_library_and_engine_of_either_major_version_give_every_gpus_values(
     *, directory: Path, control: stub.StubControl, tmp_path: Path, major: int, by_socket: bool
 ) -> None:
     path = tmp_path / "engine" if by_socket else None
@@ -154,7 +154,7 @@ def test_a_library_and_an_engine_of_either_major_give_the_values_of_each_gpu(
 
 
 @pytest.mark.parametrize("major", [3, 4])
-def test_56_instances_have_what_is_measured_of_each_and_nothing_of_their_gpus(
+def test_56_instances_have_their_own_values_and_none_of_their_gpu(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, major: int
 ) -> None:
     monkeypatch.setenv("DCGM_STUB_CONTROL", str(tmp_path / "control"))
@@ -186,9 +186,7 @@ def test_56_instances_have_what_is_measured_of_each_and_nothing_of_their_gpus(
             )
 
 
-def test_what_a_gpu_did_not_tell_of_itself_at_first_is_asked_for_again_and_then_kept(
-    engine: stub.Engine, tmp_path: Path
-) -> None:
+def test_gpu_facts_missing_at_first_are_requested_again_and_then_kept(engine: stub.Engine, tmp_path: Path) -> None:
     ahead_seconds = 0.0
     control = stub.control(tmp_path / "control", gpus=1, partitioned=True)
     source = DcgmSource(FIELDS, address=engine.address, monotonic=lambda: time.monotonic() + ahead_seconds)
@@ -210,7 +208,7 @@ def test_what_a_gpu_did_not_tell_of_itself_at_first_is_asked_for_again_and_then_
         assert {part.instance.memory_slices for part in one.instances} == {1}
 
 
-def test_an_instance_whose_size_is_not_told_at_first_gets_it_and_keeps_it(engine: stub.Engine, tmp_path: Path) -> None:
+def test_instance_size_missing_at_first_is_read_later_and_kept(engine: stub.Engine, tmp_path: Path) -> None:
     ahead_seconds = 0.0
     control = stub.control(tmp_path / "control", gpus=1, partitioned=True)
     source = DcgmSource(FIELDS, address=engine.address, monotonic=lambda: time.monotonic() + ahead_seconds)
@@ -229,7 +227,7 @@ def test_an_instance_whose_size_is_not_told_at_first_gets_it_and_keeps_it(engine
     assert [one.instance.memory_slices for one in told] == [1, 4, 4]
 
 
-def test_a_new_layout_of_one_gpu_stops_no_value_of_another(engine: stub.Engine, tmp_path: Path) -> None:
+def test_layout_change_of_one_gpu_interrupts_no_values_of_another(engine: stub.Engine, tmp_path: Path) -> None:
     control = stub.control(tmp_path / "control", gpus=3, partitioned=True)
     ahead_seconds = 0.0
     source = DcgmSource(
@@ -267,7 +265,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_what_was_not_measured_is_absent_and_costs_no_other_value(bench: Bench, name: str) -> None:
+def test_unmeasured_value_is_absent_and_affects_no_other_value(bench: Bench, name: str) -> None:
     what, code, number = NOTHING[name]
     bench.profiled()
     spoilt = [Field.POWER_USAGE, Field.PROF_SM_ACTIVE]
@@ -280,7 +278,7 @@ def test_what_was_not_measured_is_absent_and_costs_no_other_value(bench: Bench, 
     assert reading.gpus[4].values == pytest.approx(expected(4))
 
 
-def test_a_32_bit_blank_is_absent_and_a_counter_passes_through_that_number(bench: Bench) -> None:
+def test_32_bit_blank_is_absent_but_a_counter_may_have_that_value(bench: Bench) -> None:
     bench.control.override(int(Field.GPU_TEMP), stub.BLANK32)
     bench.control.override(int(Field.TOTAL_ENERGY_CONSUMPTION), stub.BLANK32)
     reading = bench.until(lambda one: Field.GPU_TEMP not in one.gpus[0].values, "the blank")
@@ -288,14 +286,14 @@ def test_a_32_bit_blank_is_absent_and_a_counter_passes_through_that_number(bench
 
 
 @pytest.mark.parametrize("per_callback", [1, 5, 0], ids=["one by one", "five at once", "whole entities"])
-def test_records_are_read_before_the_library_takes_them_back(bench: Bench, per_callback: int) -> None:
+def test_records_are_copied_before_the_library_reuses_them(bench: Bench, per_callback: int) -> None:
     bench.control.per_callback = per_callback
     reading = bench.profiled()
     assert [one.values for one in reading.gpus] == [pytest.approx(expected(index)) for index in range(8)]
 
 
 @pytest.mark.parametrize("refused", [Field.POWER_USAGE, Field.PROF_SM_ACTIVE])
-def test_one_refused_field_costs_no_other(engine: stub.Engine, control: stub.StubControl, refused: Field) -> None:
+def test_refused_field_affects_no_other_field(engine: stub.Engine, control: stub.StubControl, refused: Field) -> None:
     control.refused_field, control.refused_code = int(refused), -6
     with opened(engine, control) as bench:
         reading = bench.profiled()
@@ -303,7 +301,7 @@ def test_one_refused_field_costs_no_other(engine: stub.Engine, control: stub.Stu
     assert reading.gpus[5].values == pytest.approx({field: whole[field] for field in whole if field != refused})
 
 
-def test_a_field_that_only_a_newer_engine_knows_is_left_out(control: stub.StubControl, tmp_path: Path) -> None:
+def test_field_unknown_to_an_older_engine_is_left_out(control: stub.StubControl, tmp_path: Path) -> None:
     newer = stub.build(tmp_path / "newer", release="4.7.0")
     fields = FIELDS | {Field(1603)}
     with (
@@ -320,9 +318,7 @@ def test_a_field_that_only_a_newer_engine_knows_is_left_out(control: stub.StubCo
         assert bench.profiled().gpus[0].values[Field(1603)] == 1900 * 10**6
 
 
-def test_without_the_profiling_module_everything_else_is_measured_on_and_on(
-    engine: stub.Engine, control: stub.StubControl
-) -> None:
+def test_missing_profiling_module_leaves_other_fields_measured(engine: stub.Engine, control: stub.StubControl) -> None:
     control.module_present = 0
     with opened(engine, control) as bench:
         first = bench.until(lambda one: Field.GPU_TEMP in one.gpus[0].values, "the temperature")
@@ -333,9 +329,7 @@ def test_without_the_profiling_module_everything_else_is_measured_on_and_on(
         assert reading.gpus[0].values.keys().isdisjoint(PROFILED)
 
 
-def test_one_gpu_that_cannot_be_profiled_costs_no_other_gpu_its_ratios(
-    engine: stub.Engine, control: stub.StubControl
-) -> None:
+def test_gpu_that_cannot_be_profiled_affects_no_other_gpu(engine: stub.Engine, control: stub.StubControl) -> None:
     control.gpus[0].profiling = stub.BY_NOTHING
     with opened(engine, control) as bench:
         reading = bench.until(lambda one: all(map(is_profiled, one.gpus[1:])), "the other seven profiled")
@@ -343,7 +337,7 @@ def test_one_gpu_that_cannot_be_profiled_costs_no_other_gpu_its_ratios(
     assert reading.gpus[0].values.keys() == BOARD - {Field.VBIOS_VERSION}
 
 
-def test_an_xid_is_told_once_with_its_number(bench: Bench) -> None:
+def test_xid_is_reported_once_with_its_number(bench: Bench) -> None:
     bench.profiled()
     stub.xid(bench.control, 2, 79)
     reading = bench.until(lambda one: one.xids, "the Xid")
@@ -351,7 +345,7 @@ def test_an_xid_is_told_once_with_its_number(bench: Bench) -> None:
     assert bench.source.sample(time.time()).xids == ()
 
 
-def test_xids_of_more_instances_than_a_group_of_dcgm_3_takes_are_told_once(
+def test_xids_of_more_instances_than_a_dcgm_3_group_are_reported_once(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DCGM_STUB_CONTROL", str(tmp_path / "control"))
@@ -371,7 +365,7 @@ def test_xids_of_more_instances_than_a_group_of_dcgm_3_takes_are_told_once(
     )
 
 
-def test_an_xid_is_told_though_another_gpu_was_lost_and_the_watch_was_made_anew(bench: Bench) -> None:
+def test_xid_is_reported_after_watches_are_rebuilt_for_another_lost_gpu(bench: Bench) -> None:
     bench.source.sample(time.time())
     bench.control.gpus[1].status = 4
     bench.until(lambda one: one.gpus[1].state is DeviceState.LOST, "the lost GPU", patient=True)
@@ -382,7 +376,7 @@ def test_an_xid_is_told_though_another_gpu_was_lost_and_the_watch_was_made_anew(
     assert [(event.uuid, event.xid) for event in reading.xids] == [(stub.gpu_uuid(2), 31)]
 
 
-def test_listening_for_xids_takes_one_round_trip_a_sample_until_there_is_one(bench: Bench) -> None:
+def test_xid_polling_takes_at_most_4_round_trips_without_an_xid(bench: Bench) -> None:
     def round_trips() -> int:
         before = bench.control.engine.requests
         bench.source.sample(time.time())
@@ -395,7 +389,7 @@ def test_listening_for_xids_takes_one_round_trip_a_sample_until_there_is_one(ben
     assert round_trips() > quiet + 8
 
 
-def test_an_xid_is_told_though_the_engines_clock_was_set_back(bench: Bench) -> None:
+def test_xid_is_reported_after_the_engine_clock_is_set_back(bench: Bench) -> None:
     bench.profiled()
     stub.xid(bench.control, 2, 79)
     assert bench.until(lambda one: one.xids, "the first Xid").xids
@@ -406,9 +400,7 @@ def test_an_xid_is_told_though_the_engines_clock_was_set_back(bench: Bench) -> N
     assert bench.source.sample(time.time()).xids == ()
 
 
-def test_a_collectors_file_of_more_rows_than_a_watch_takes_loses_none(
-    engine: stub.Engine, control: stub.StubControl
-) -> None:
+def test_more_fields_than_one_watch_allows_are_all_read(engine: stub.Engine, control: stub.StubControl) -> None:
     many = frozenset(Field(one) for one in range(700, 850))
     with opened(engine, control, FIELDS | many) as bench:
         values = bench.profiled().gpus[0].values
@@ -416,7 +408,7 @@ def test_a_collectors_file_of_more_rows_than_a_watch_takes_loses_none(
         assert bench.source.sample(time.time()).errors == {}
 
 
-def test_an_engine_whose_telemetry_is_paused_is_degraded_and_its_gpus_are_not_down(bench: Bench) -> None:
+def test_engine_with_paused_telemetry_is_degraded_and_gpus_are_not_down(bench: Bench) -> None:
     bench.profiled()
     bench.control.pause()
     with pytest.raises(NoValuesError, match=r"8 GPUs and gives no values.*diagnosis") as caught:
@@ -427,9 +419,7 @@ def test_an_engine_whose_telemetry_is_paused_is_degraded_and_its_gpus_are_not_do
     assert reading.gpus[7].state is DeviceState.UP
 
 
-def test_an_engine_that_was_paused_before_it_was_opened_has_gpus_without_values_at_once(
-    engine: stub.Engine, control: stub.StubControl
-) -> None:
+def test_engine_paused_before_open_is_degraded_immediately(engine: stub.Engine, control: stub.StubControl) -> None:
     control.pause()
     with opened(engine, control) as bench:
         with pytest.raises(NoValuesError, match="8 GPUs and gives no values"):
@@ -438,7 +428,7 @@ def test_an_engine_that_was_paused_before_it_was_opened_has_gpus_without_values_
         bench.until(lambda one: all(map(is_profiled, one.gpus)), "every GPU profiled", patient=True)
 
 
-def test_opening_an_engine_that_cannot_read_the_driver_says_that_it_has_gpus(
+def test_open_of_an_engine_without_driver_access_reports_its_gpus(
     engine: stub.Engine, control: stub.StubControl
 ) -> None:
     control.override(UUID, stub.BLANK)
@@ -446,7 +436,7 @@ def test_opening_an_engine_that_cannot_read_the_driver_says_that_it_has_gpus(
         pass
 
 
-def test_an_engine_without_room_for_a_group_is_degraded_until_there_is_room(
+def test_engine_without_room_for_a_group_is_degraded_until_room_is_free(
     engine: stub.Engine, control: stub.StubControl, caplog: pytest.LogCaptureFixture
 ) -> None:
     control.foreign_groups = 64
@@ -483,7 +473,7 @@ def of_uuid(reading: Reading, number: int) -> GpuReading:
     return next(one for one in reading.gpus if one.gpu.uuid == stub.gpu_uuid(number))
 
 
-def test_a_slow_engine_makes_a_slow_sample_that_lacks_nothing(bench: Bench) -> None:
+def test_slow_engine_gives_a_slow_but_complete_sample(bench: Bench) -> None:
     bench.profiled()
     bench.control.slow_micros = 100_000
     started = time.monotonic()
@@ -492,7 +482,7 @@ def test_a_slow_engine_makes_a_slow_sample_that_lacks_nothing(bench: Bench) -> N
     assert [one.values for one in reading.gpus] == [pytest.approx(expected(index)) for index in range(8)]
 
 
-def test_a_killed_engine_is_one_clear_error_and_the_next_one_is_read_by_the_same_source(bench: Bench) -> None:
+def test_killed_engine_is_one_error_and_the_next_engine_is_read(bench: Bench) -> None:
     bench.profiled()
     bench.engine.kill()
     with pytest.raises(SourceError, match="went away") as raised:
@@ -508,7 +498,7 @@ def test_a_killed_engine_is_one_clear_error_and_the_next_one_is_read_by_the_same
     assert bench.control.engine.connections == 1
 
 
-def test_an_engine_of_another_major_version_is_told_with_what_to_install(
+def test_engine_of_another_major_version_is_reported_with_the_fix(
     directory: Path, control: stub.StubControl, tmp_path: Path
 ) -> None:
     assert control.size
@@ -522,7 +512,7 @@ def test_an_engine_of_another_major_version_is_told_with_what_to_install(
     assert "libdcgm.so.3 is 3.3.9" in str(raised.value)
 
 
-def test_an_agent_without_nvmls_library_reads_every_row_from_the_engine(
+def test_agent_without_the_nvml_library_reads_every_row_from_the_engine(
     engine: stub.Engine, directory: Path, tmp_path: Path
 ) -> None:
     """As with dcgm-exporter's ``-r`` for an engine elsewhere, which needs no NVML on this machine."""

@@ -183,7 +183,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_doctor_names_cause_and_fix_and_the_agent_says_the_same_once(kind: object, place: Place) -> None:
+def test_doctor_and_agent_report_the_same_cause_and_fix_once(kind: object, place: Place) -> None:
     with ExitStack() as stack:
         made = kind(place)  # type: ignore[operator] - each is a function of the place
         case = made if isinstance(made, Case) else stack.enter_context(made)
@@ -245,7 +245,7 @@ SILENT = {
 
 
 @pytest.mark.parametrize("kind", SILENT)
-def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(kind: str, place: Place) -> None:
+def test_dcgm_alone_without_values_is_degraded_and_no_gpu_is_down(kind: str, place: Place) -> None:
     reason, words = SILENT[kind]
     control = place.directory / "dcgm-control"
     block = dcgm_stub.opened(control)
@@ -280,7 +280,7 @@ def test_an_engine_alone_without_values_is_a_degraded_source_and_no_gpu_is_down(
             assert agent.get("/readyz")[0] == 200
 
 
-def test_an_engine_that_lists_no_gpu_beside_nvml_takes_none_down(place: Place) -> None:
+def test_engine_without_gpus_takes_no_nvml_gpu_down(place: Place) -> None:
     block = dcgm_stub.opened(place.control)
     arguments = ("--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
     with (
@@ -294,7 +294,7 @@ def test_an_engine_that_lists_no_gpu_beside_nvml_takes_none_down(place: Place) -
         assert "note: dcgm: failed" in agent.get("/readyz")[1]
 
 
-def test_dcgm_exporters_own_words_give_the_whole_page_where_nvml_is_not_installed(place: Place) -> None:
+def test_dcgm_exporter_arguments_give_the_whole_page_without_nvml(place: Place) -> None:
     control = place.directory / "dcgm-control"
     env = dcgm_stub.environment(place.libraries, control)
     with dcgm_stub.Engine(place.libraries, control) as engine:

@@ -226,7 +226,7 @@ def kill_and_return(node: Node, watcher: Watcher) -> tuple[float, float]:
     return gone_at - killed_at, max(0.0, seen_at - back_at - waited)
 
 
-def test_an_engine_killed_many_times_costs_its_own_fields_and_leaves_nothing_behind(node: Node) -> None:
+def test_engine_killed_many_times_removes_only_its_own_fields_and_leaks_nothing(node: Node) -> None:
     watcher = Watcher(node.agent)
     outlived: list[float] = []
     away: list[float] = []
@@ -266,7 +266,7 @@ def test_an_engine_killed_many_times_costs_its_own_fields_and_leaves_nothing_beh
 
 
 @pytest.mark.parametrize("node", [LONG_INTERVAL_SECONDS], indirect=True)
-def test_profiling_fields_are_on_the_page_again_within_two_sample_intervals_of_the_engine_s_return(node: Node) -> None:
+def test_profiling_fields_return_within_two_intervals_of_the_engine(node: Node) -> None:
     watcher = Watcher(node.agent)
     with watcher.watching():
         away = [kill_and_return(node, watcher)[1] for _ in range(FEW_KILLS)]
@@ -283,7 +283,7 @@ def summary(seconds: list[float]) -> str:
     return f"{statistics.median(seconds) * 1000:.0f} ms (at most {max(seconds) * 1000:.0f})"
 
 
-def test_a_hanging_engine_costs_its_own_fields_and_they_are_back_when_it_goes_on(node: Node) -> None:
+def test_hanging_engine_affects_only_its_fields_until_it_resumes(node: Node) -> None:
     watcher = Watcher(node.agent)
     processes = node.processes()
     with watcher.watching():

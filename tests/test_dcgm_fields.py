@@ -53,7 +53,7 @@ RENAMED = [
 ]
 
 
-def test_every_dcgm_field_that_sources_may_carry_is_in_the_table_once() -> None:
+def test_every_shared_field_is_in_the_table_once() -> None:
     assert sorted(row.field for row in TABLE) == [
         field for field in Field if field < Field.OWN_FIRST and not field.only_dcgm
     ]
@@ -61,7 +61,7 @@ def test_every_dcgm_field_that_sources_may_carry_is_in_the_table_once() -> None:
 
 
 @pytest.mark.parametrize(("legacy", "old_id", "value", "new", "new_id", "converted"), RENAMED)
-def test_a_field_has_its_names_and_units_in_both_eras(  # one argument per column
+def test_field_has_names_and_units_of_both_eras(  # one argument per column
     legacy: str, old_id: int, value: float, new: str, new_id: int, converted: float
 ) -> None:
     row, era = BY_NAME[legacy]
@@ -73,30 +73,30 @@ def test_a_field_has_its_names_and_units_in_both_eras(  # one argument per colum
     assert BY_NAME[new][0] is row
 
 
-def test_the_name_gpu_util_ratio_means_its_new_field_and_never_percent() -> None:
+def test_gpu_util_ratio_name_means_the_new_field() -> None:
     row, era = BY_NAME["DCGM_FI_DEV_GPU_UTIL_RATIO"]
     assert (row.converter(era)(87), era) == (0.87, Era.NEW)
 
 
-def test_names_of_dcgm_4_6_keep_the_old_unit() -> None:
+def test_dcgm_4_6_names_keep_the_old_unit() -> None:
     row, era = BY_NAME["DCGM_FI_DEV_BOARD_SERIAL"]
     assert (row.field, era) == (Field.SERIAL, Era.LEGACY)
     row, era = BY_NAME["DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL"]
     assert (row.field, era) == (Field.NVLINK_BANDWIDTH_TOTAL, Era.LEGACY)
 
 
-def test_ids_are_names_too_and_choose_their_own_unit() -> None:
+def test_field_ids_are_names_with_their_own_unit() -> None:
     assert BY_NAME["203"][1] is Era.LEGACY
     assert BY_NAME["1613"] == (BY_FIELD[Field.GPU_UTIL], Era.NEW)
 
 
-def test_nvlink_throughput_is_never_derived_from_the_old_bandwidth() -> None:
+def test_nvlink_throughput_is_not_derived_from_the_old_bandwidth() -> None:
     assert BY_FIELD[Field.NVLINK_BANDWIDTH_TOTAL].name(Era.NEW) is None
     other, era = other_field("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND")
     assert (other.field, era, other.converter(era)(5)) == (1648, Era.LEGACY, 5)
 
 
-def test_no_name_and_no_number_means_two_fields() -> None:
+def test_names_and_numbers_are_unique() -> None:
     assert not OTHERS.keys() & BY_NAME.keys()
     # A name that stood in two lines would be one key and not two.
     keys = 0
@@ -106,7 +106,7 @@ def test_no_name_and_no_number_means_two_fields() -> None:
     assert keys == len(OTHERS)
 
 
-def test_every_field_of_dcgm_is_found_by_its_number() -> None:
+def test_every_dcgm_field_is_found_by_number() -> None:
     ids = {int(name) for name in OTHERS if name.isdigit()} | {int(name) for name in BY_NAME if name.isdigit()}
     assert len(ids) == 650 + 16 + 1  # up to DCGM 4.6.1, what 4.7 has in other units, and one that is new in it
     for first, last in [(1, 6), (50, 77), (400, 489), (789, 843), (879, 897), (1001, 1034), (1040, 1096), (1200, 1220)]:
@@ -147,7 +147,7 @@ def test_every_field_of_dcgm_is_found_by_its_number() -> None:
         (1418, Kind.GAUGE, False, True, ["DCGM_FI_DEV_NVLINK_COUNT_FEC_HISTORY_14"]),
     ],
 )
-def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by_every_name(
+def test_dcgm_only_field_has_its_type_and_level_by_every_name(
     number: int, kind: Kind, names: list[str], *, per_instance: bool, whole: bool
 ) -> None:
     for name in (str(number), *names):
@@ -157,7 +157,7 @@ def test_a_field_that_only_dcgm_measures_has_its_type_and_level_by_number_and_by
         assert field.name(Era.LEGACY) == names[0]
 
 
-def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number() -> None:
+def test_application_clocks_are_in_hertz_under_their_new_name_and_number() -> None:
     for name in ("1606", "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ"):
         other, era = other_field(name)
         assert (other.field, other.converter(era)(1410)) == (110, 1_410_000_000)
@@ -178,7 +178,7 @@ def test_the_clocks_of_applications_are_in_hertz_under_their_new_name_and_number
         "1533",
     ],
 )
-def test_fields_of_other_things_than_gpus_and_dead_or_binary_ones_are_known_and_not_asked_for(name: str) -> None:
+def test_unsupported_fields_are_known_and_not_requested(name: str) -> None:
     assert not OTHERS[name][0].asked
 
 
@@ -188,6 +188,6 @@ def test_conversion_keeps_order_and_zero(row: DcgmField, value: int) -> None:
     assert row.converter(Era.NEW)(value) <= row.converter(Era.NEW)(value + 1000)
 
 
-def test_a_part_of_a_percentage_is_not_rounded() -> None:
+def test_fractional_percentage_is_not_rounded() -> None:
     assert BY_FIELD[Field.GPU_UTIL].converter(Era.LEGACY)(33.25) == 33.25
     assert repr(BY_FIELD[Field.GPU_UTIL].converter(Era.LEGACY)(25.0)) == "25"

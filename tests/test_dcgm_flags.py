@@ -81,20 +81,20 @@ def without_origin(setting: Setting, config: AgentConfig) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("setting", TABLE, ids=named)
-def test_a_setting_comes_to_the_same_by_every_name_that_it_has(setting: Setting) -> None:
+def test_every_name_of_a_setting_gives_the_same_result(setting: Setting) -> None:
     by_variable = without_origin(setting, settle([], {setting.env: text_of(setting)}))
     for words in forms(setting):
         assert without_origin(setting, settle(words)) == by_variable, words
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_setting_that_has_an_equivalent_reaches_it(name: str) -> None:
+def test_setting_with_an_equivalent_sets_it(name: str) -> None:
     setting = next(setting for setting in TABLE if named(setting) == name)
     text, attribute, value = SAMPLES[name]
     assert settings_of(settle([], {setting.env: text}))[attribute] == value
 
 
-def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
+def test_every_setting_has_an_equivalent_a_constant_or_an_alternative() -> None:
     for setting in TABLE:
         assert sum(map(bool, (setting.key, setting.always, setting.instead))) == 1, setting
         assert not setting.key or setting.key in BY_KEY
@@ -103,7 +103,7 @@ def test_every_setting_has_an_equivalent_or_says_what_to_do_instead() -> None:
     assert len(names) == len(set(names))
 
 
-def test_what_has_no_equivalent_is_one_line_with_what_to_do_and_what_asks_for_nothing_is_none() -> None:
+def test_unsupported_settings_are_one_warning_and_unset_ones_none() -> None:
     others = [setting for setting in TABLE if setting.instead]
     config = settle([f"{setting.flags[-1]}={text_of(setting)}" for setting in others])
     (line,) = config.warnings
@@ -115,13 +115,13 @@ def test_what_has_no_equivalent_is_one_line_with_what_to_do_and_what_asks_for_no
     assert settle([], {setting.env: setting.unset or "none" for setting in others}).warnings == ()
 
 
-def test_what_is_always_so_here_is_taken_without_a_word() -> None:
+def test_always_on_settings_are_accepted_silently() -> None:
     always = [setting for setting in TABLE if setting.always]
     assert len(always) > 5
     assert settle([f"{setting.flags[-1]}={text_of(setting)}" for setting in always]) == settle([])
 
 
-def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
+def test_chart_and_image_arguments_are_accepted_unchanged() -> None:
     environ = {
         "DCGM_EXPORTER_KUBERNETES": "true",
         "DCGM_EXPORTER_LISTEN": ":9400",
@@ -139,14 +139,14 @@ def test_the_arguments_of_its_chart_and_image_are_taken_as_they_stand() -> None:
     assert "its default set, which is built in, is used" in line
 
 
-def test_a_file_that_its_image_does_not_ship_must_be_there() -> None:
+def test_file_not_shipped_in_the_dcgm_exporter_image_must_exist() -> None:
     rest, flags, _ = dcgm_flags.take(["-f", "/etc/dcgm-exporter/mine.csv"])
     assert rest == []
     with pytest.raises(ConfigError, match=r"cannot read /etc/dcgm-exporter/mine\.csv"):
         load_agent({"simulate": "demo"}, {}, dcgm_flags=flags)
 
 
-def test_ours_win_over_theirs_and_their_flags_over_their_variables() -> None:
+def test_own_options_override_dcgm_exporter_flags_which_override_variables() -> None:
     assert settle(["-c", "2000"], {"DCGM_EXPORTER_INTERVAL": "3000"}).sampling.interval_seconds == 2.0
     assert settle(["-c", "2000", "--collect-interval=4000"]).sampling.interval_seconds == 4.0
     ours = settle(["-c", "30"], {"DCGM_EXPORTER_INTERVAL": "3"}, **{"sample-interval": "1s"})
@@ -156,7 +156,7 @@ def test_ours_win_over_theirs_and_their_flags_over_their_variables() -> None:
     assert settle(["--debug"], {}, **{"log-level": "error"}).logging.log_level == "error"
 
 
-def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused() -> None:
+def test_disabled_switch_is_silent_and_invalid_switch_value_is_refused() -> None:
     assert settle(["--debug=false", "--kubernetes-enable-pod-labels=0", "--kubernetes-enable-dra=F"]) == settle([])
     assert settle(["-k"]).attribution.enabled is True
     with pytest.raises(ConfigError, match=r"attribution \(from -k\): value 'perhaps'"):
@@ -165,7 +165,7 @@ def test_a_switch_that_is_off_says_nothing_and_one_that_is_no_switch_is_refused(
         settle(["--kubernetes-enable-dra=perhaps"])
 
 
-def test_switches_of_labels_turn_on_here_what_they_turn_on_there() -> None:
+def test_label_switches_set_the_equivalent_options() -> None:
     config = settle(["-o", "-n", "--rbmn"])
     assert (
         config.exposition.dcgm_old_labels,
@@ -187,9 +187,7 @@ def test_switches_of_labels_turn_on_here_what_they_turn_on_there() -> None:
         ("--clock-events-count-window-size", 1000, 3_600_000, "clock_events_window_seconds"),
     ],
 )
-def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
-    flag: str, least: int, most: int, option: str
-) -> None:
+def test_out_of_range_milliseconds_are_clamped_with_a_warning(flag: str, least: int, most: int, option: str) -> None:
     low, high = settle([flag, "30"]), settle([flag, str(most + 1)])
     assert settings_of(low)[option] == least / 1000
     assert settings_of(high)[option] == most / 1000
@@ -203,7 +201,7 @@ def test_milliseconds_out_of_range_are_used_as_far_as_they_go_and_pointed_at(
             settle([flag, text])
 
 
-def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
+def test_resource_names_accumulate_and_extend_the_defaults() -> None:
     words = ["--nvidia-resource-names", "nvidia.com/a100", "--nvidia-resource-names=nvidia.com/a10,"]
     assert settle(words).attribution.gpu_resources[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
     assert settle(words, {}, **{"gpu-resources": "x.com/y"}).attribution.gpu_resources == (
@@ -215,7 +213,7 @@ def test_names_of_resources_are_added_up_and_come_on_top_of_ours() -> None:
         settle(["--nvidia-resource-names", "a b"])
 
 
-def test_patterns_of_labels_that_name_keys_become_keys_and_the_others_are_told() -> None:
+def test_label_patterns_become_keys_and_others_are_reported() -> None:
     switch, patterns = "--kubernetes-enable-pod-labels", "--kubernetes-pod-label-allowlist-regex"
     config = settle([switch, patterns, r"^app$,^(team|env)$,^app\.kubernetes\.io/name$,^x-.*", patterns, "tier"])
     assert config.owners.pod_labels == ("app", "team", "env", "app.kubernetes.io/name", "tier")
@@ -231,7 +229,7 @@ def test_patterns_of_labels_that_name_keys_become_keys_and_the_others_are_told()
     assert settle([switch, patterns, "team"], {}, **{"kube-metadata": "on"}).owners.pod_labels == ("team",)
 
 
-def test_a_job_mapping_without_kubernetes_is_slurm_and_with_it_is_told() -> None:
+def test_job_mapping_without_kubernetes_is_slurm_and_with_it_a_warning() -> None:
     assert settle(["--hpc-job-mapping-dir", "/jobs"]).attribution.workload_manager == "slurm"
     alone = settle(["--hpc-job-mapping-dir", "/jobs", "-k=false", "--kubernetes-enable-pod-labels"])
     assert (alone.attribution.workload_manager, alone.attribution.enabled, alone.owners.kube_metadata) == (
@@ -244,7 +242,7 @@ def test_a_job_mapping_without_kubernetes_is_slurm_and_with_it_is_told() -> None
     assert both.warnings == ("job-mapping-dir: read only with workload-manager slurm; not used",)
 
 
-def test_without_kubernetes_its_api_is_not_asked() -> None:
+def test_kubernetes_off_disables_kube_metadata() -> None:
     assert settle(["-k=false", "--kubernetes-enable-pod-labels"]).owners.kube_metadata is False
     host = settle(["-k", "--kubernetes-enable-dra"], {}, **{"workload-manager": "host"})
     assert (host.attribution.workload_manager, host.owners.kube_metadata) == ("host", False)
@@ -264,7 +262,7 @@ def test_without_kubernetes_its_api_is_not_asked() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["agent", "doctor"])
-def test_a_mistake_in_their_words_is_one_line(
+def test_invalid_dcgm_exporter_argument_is_one_line(
     capsys: pytest.CaptureFixture[str], command: str, words: list[str], told: str
 ) -> None:
     assert main([command, "--simulate", "demo", *words]) == 2
@@ -273,14 +271,14 @@ def test_a_mistake_in_their_words_is_one_line(
     assert told in line
 
 
-def test_arguments_without_a_command_are_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_without_a_command_are_agent_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-c", "30000", "--simulate", "dmo"]) == 2
     assert "did you mean 'demo'?" in capsys.readouterr().err
     assert main(["-c", "30000", "--listn", ":1"]) == 2
     assert "--listn: unknown flag; did you mean '--listen'?" in capsys.readouterr().err
 
 
-def test_other_commands_know_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_refuse_dcgm_exporter_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--collect-interval", "1"]) == 2
     assert "--collect-interval: unknown flag" in capsys.readouterr().err
 
@@ -294,7 +292,7 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(words: list[str]) -> None:
+def test_every_command_line_is_accepted_or_refused_by_name(words: list[str]) -> None:
     rest, flags, problems = dcgm_flags.take(words)
     kept = [*rest, *(part for one in flags for part in (one.origin, one.text)), *problems]
     for word in words:
@@ -308,5 +306,5 @@ def test_no_word_is_lost_and_any_command_line_is_settled_or_refused_by_name(word
 
 
 @given(st.sampled_from([setting for setting in TABLE if setting.form == "milliseconds"]), st.integers(0, 10**12))
-def test_any_number_of_milliseconds_can_be_used(setting: Setting, number: int) -> None:
+def test_any_number_of_milliseconds_is_accepted(setting: Setting, number: int) -> None:
     load_agent({}, {}, dcgm_flags=[GivenFlag(setting, "-c", str(number))], check_paths=False)

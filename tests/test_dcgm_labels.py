@@ -50,7 +50,7 @@ def crowded() -> Snapshot:
     return dataclasses.replace(view, devices=(*view.devices, *parts))
 
 
-def test_old_names_are_other_names_of_the_same_labels() -> None:
+def test_old_names_rename_the_same_labels() -> None:
     usual = series(crowded(), LabelStyle(pod_uid=True))
     old = series(crowded(), LabelStyle(pod_uid=True, old_names=True))
     assert [
@@ -65,12 +65,12 @@ def test_old_names_are_other_names_of_the_same_labels() -> None:
         (ALL, "gpu uuid pci_bus_id device modelName . container_name err_code err_msg pod_name pod_namespace pod_uid"),
     ],
 )
-def test_labels_stand_in_dcgm_exporters_order(style: LabelStyle, names: str) -> None:
+def test_labels_are_in_dcgm_exporter_order(style: LabelStyle, names: str) -> None:
     ((_, pairs, _),) = (one for one in series(snapshot(exclusive()), style) if one[0] == "DCGM_FI_DEV_XID_ERRORS")
     assert [label for label, _ in pairs] == names.replace(".", "DCGM_FI_DRIVER_VERSION").split()
 
 
-def test_counts_of_dcgm_exporters_own_have_the_chosen_labels_too() -> None:
+def test_event_counts_have_the_configured_labels() -> None:
     (pairs, *_) = (pairs for name, pairs, _ in series(snapshot(exclusive()), ALL, COUNTS) if "XID_ERRORS_TOTAL" in name)
     assert [label for label, _ in pairs] == [
         *("gpu", "uuid", "pci_bus_id", "device", "modelName", "xid"),
@@ -78,7 +78,7 @@ def test_counts_of_dcgm_exporters_own_have_the_chosen_labels_too() -> None:
     ]
 
 
-def test_a_node_can_go_without_its_name_and_a_model_without_blanks() -> None:
+def test_hostname_label_can_be_removed_and_model_blanks_become_hyphens() -> None:
     usual = [
         (name, tuple((label, text) for label, text in pairs if label != "Hostname"), value)
         for name, pairs, value in series(crowded())
@@ -89,7 +89,7 @@ def test_a_node_can_go_without_its_name_and_a_model_without_blanks() -> None:
     assert models == {"NVIDIA-H100-80GB"}
 
 
-def test_the_agents_own_series_are_the_same_whatever_the_drop_in_family_has() -> None:
+def test_own_series_do_not_depend_on_the_dcgm_label_style() -> None:
     usual, chosen = (
         {
             family.name: family
@@ -102,7 +102,7 @@ def test_the_agents_own_series_are_the_same_whatever_the_drop_in_family_has() ->
     assert chosen == usual
 
 
-def test_names_that_the_nodes_label_cannot_have_are_those_of_all_others() -> None:
+def test_reserved_label_names_are_the_labels_in_use() -> None:
     found = {
         label
         for style in (LabelStyle(pod_uid=True), ALL)
@@ -113,7 +113,7 @@ def test_names_that_the_nodes_label_cannot_have_are_those_of_all_others() -> Non
     assert found - {"Hostname", "DCGM_FI_DRIVER_VERSION"} == TAKEN
 
 
-def test_dcgm_exporters_switches_reach_the_page() -> None:
+def test_dcgm_exporter_label_switches_change_the_page() -> None:
     with running_agent("-o", "-n", "--rbmn", "--simulate", "demo") as agent:
         page = agent.until(lambda page: any('pod_name="' in name for name in page if name.startswith("DCGM_")), "pods")
     drop_in = [name for name in page if name.startswith("DCGM_FI_")]
@@ -135,6 +135,6 @@ def test_dcgm_exporters_switches_reach_the_page() -> None:
         ("embedded", "off", ""),
     ],
 )
-def test_a_remote_engines_host_is_the_label_only_without_attribution(address: str, attribution: str, host: str) -> None:
+def test_engine_host_is_the_hostname_label_only_without_attribution(address: str, attribution: str, host: str) -> None:
     config = load_agent({"dcgm-address": address, "attribution": attribution}, {}, check_paths=False)
     assert _exposition(config, collectors_file.DEFAULT).dcgm_labels.engine_host == host

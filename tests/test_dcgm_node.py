@@ -46,7 +46,7 @@ def measured(snapshot: Snapshot) -> Sequence[float]:
     return [view.activity.ratio for view in snapshot.devices if view.instance and view.activity]
 
 
-async def test_an_engine_that_goes_takes_only_its_own_figures_along_and_brings_them_back(tmp_path: Path) -> None:
+async def test_lost_engine_removes_only_its_own_values_until_it_returns(tmp_path: Path) -> None:
     async with a100(tmp_path, "faults: [{kind: engine_down, from: 105, to: 110}]\n") as node:
         told = {second: await node.step(float(second)) for second in range(100, 115)}
         now = {second: len(measured(snapshot)) for second, snapshot in told.items()}
@@ -63,7 +63,7 @@ async def test_an_engine_that_goes_takes_only_its_own_figures_along_and_brings_t
         assert [one.reason for one in told[107].sources] == ["", "dcgm_refused"]
 
 
-async def test_with_dcgm_alone_an_engine_that_is_away_leaves_everything_unknown(tmp_path: Path) -> None:
+async def test_lost_engine_with_dcgm_alone_makes_everything_unknown(tmp_path: Path) -> None:
     async with a100(tmp_path, "faults: [{kind: engine_down, from: 105, to: 115}]\n", source="dcgm") as node:
         before = await node.until(104.0, steps=4)
         gone = await node.until(112.0, steps=7)
@@ -74,7 +74,7 @@ async def test_with_dcgm_alone_an_engine_that_is_away_leaves_everything_unknown(
             assert len(measured(snapshot)) == (4 if there else 0)
 
 
-async def test_paused_profiling_is_a_state_and_its_values_are_absent(tmp_path: Path) -> None:
+async def test_paused_profiling_is_a_state_without_values(tmp_path: Path) -> None:
     async with a100(tmp_path, "faults: [{kind: profiling_paused, from: 105, to: 115}]\n") as node:
         paused = await node.until(112.0, steps=12)
         assert shown(paused, "gpu_profiling_state", state="paused") == [1, 1]
@@ -86,7 +86,7 @@ async def test_paused_profiling_is_a_state_and_its_values_are_absent(tmp_path: P
         assert len(measured(again)) == 4
 
 
-async def test_without_the_closed_module_an_a100_says_so_and_the_rest_is_measured(tmp_path: Path) -> None:
+async def test_a100_without_the_profiling_module_has_all_other_values(tmp_path: Path) -> None:
     async with a100(tmp_path, "dcgm: {profiling_module: false}\n", source="dcgm") as node:
         snapshot = await node.until(104.0, steps=5)
         assert shown(snapshot, "gpu_profiling_state", state="no_module") == [1, 1]
@@ -96,7 +96,7 @@ async def test_without_the_closed_module_an_a100_says_so_and_the_rest_is_measure
 
 
 @pytest.mark.parametrize("version", ["3.3.9", "4.4.2", "4.7.0"])
-async def test_engines_of_other_versions_tell_the_same(version: str, tmp_path: Path) -> None:
+async def test_engines_of_other_versions_give_the_same_values(version: str, tmp_path: Path) -> None:
     async with a100(tmp_path, f"dcgm: {{version: {version}}}\n", source="dcgm") as node:
         snapshot = await node.until(104.0, steps=5)
         assert shown(snapshot, "gpu_exporter_dcgm_info", version=version) == [1]
@@ -115,7 +115,7 @@ async def test_engines_of_other_versions_tell_the_same(version: str, tmp_path: P
     ],
 )
 @pytest.mark.parametrize("source", ["nvml", "dcgm", "auto"])
-async def test_a_gpu_in_trouble_is_down_through_either_source_and_the_others_are_well(
+async def test_faulty_gpu_is_down_through_either_source_and_others_are_up(
     source: str, second: int, index: int, states: set[DeviceState], tmp_path: Path
 ) -> None:
     async with pipeline(scenario.load("chaos"), tmp_path, start=second - 14.0, source=source) as node:
@@ -131,7 +131,7 @@ async def test_a_gpu_in_trouble_is_down_through_either_source_and_the_others_are
         assert len(shown(well, "gpu_power_watts")) == 4
 
 
-async def test_xids_are_heard_through_dcgm_alone(tmp_path: Path) -> None:
+async def test_xids_are_counted_through_dcgm_alone(tmp_path: Path) -> None:
     async with pipeline(scenario.load("chaos"), tmp_path, start=28.0, source="dcgm") as node:
         await node.until(32.0, steps=5)
         snapshot = await node.until(72.0, steps=6)
@@ -157,7 +157,7 @@ async def told_by(stream: asyncio.StreamReader) -> AsyncIterator[Reading | Sourc
 
 
 @pytest.mark.parametrize("address", ["localhost:5555", "embedded"])
-async def test_the_child_of_a_simulated_node_reads_its_engine(address: str, tmp_path: Path) -> None:
+async def test_child_of_a_simulated_node_reads_its_engine(address: str, tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("a100-mig"), tmp_path, time.time)
     fields = supplement([Field.PROF_SM_ACTIVE])
     async with child(node.child_command(0.2, fields, address)) as stream:
@@ -173,7 +173,7 @@ def _instances(reading: Reading) -> Mapping[Field, int | float]:
     return reading.gpus[1].instances[0].values
 
 
-async def test_the_child_says_where_no_engine_is(tmp_path: Path) -> None:
+async def test_child_reports_a_missing_engine(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
     async with child(node.child_command(0.2, supplement([]), "elsewhere:5555")) as stream:
         async for told in told_by(stream):

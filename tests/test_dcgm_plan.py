@@ -62,7 +62,7 @@ def layouts(draw: st.DrawFn) -> DcgmLayout:
     profiled={0: frozenset({1001, 1005, *BOARD})},
     unwilling=frozenset(),
 )
-def test_each_entity_has_what_it_can_have_once(
+def test_plan_watches_each_possible_field_of_each_entity_once(
     layout: DcgmLayout, levels: dict[int, int], profiled: dict[int, frozenset[int]], unwilling: frozenset[int]
 ) -> None:
     def can(gpu_id: int) -> frozenset[int]:
@@ -91,14 +91,14 @@ def test_each_entity_has_what_it_can_have_once(
     assert set(watched) == expected
 
 
-def test_gpus_of_one_kind_are_in_one_watch_and_one_that_differs_is_apart() -> None:
+def test_gpus_of_one_kind_share_a_watch() -> None:
     layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, ()) for number in range(8)))
     levels = {150: abi.GPU, 1001: abi.COMPUTE_INSTANCE}
     found = plan(layout, levels, lambda gpu: frozenset({1001} if gpu else ()))
     assert sorted((one.pace.name, len(one.members)) for one in found) == [("FAST", 8), ("PROFILING", 7)]
 
 
-def test_more_entities_than_a_group_of_dcgm_3_takes_are_in_several() -> None:
+def test_entities_beyond_the_dcgm_3_group_limit_are_split() -> None:
     whole = ((True, True),) * 7
     layout = DcgmLayout(devices=tuple(device(number, DeviceState.UP, whole) for number in range(16)))
     found = plan(layout, {252: abi.COMPUTE_INSTANCE}, lambda _gpu: frozenset())

@@ -131,7 +131,7 @@ def different(one: Seen, other: Seen) -> list[tuple[Series, float, float]]:
 
 
 @pytest.mark.parametrize("name", NODES)
-async def test_dcgm_alone_tells_the_same_as_nvml_alone(name: str, tmp_path: Path) -> None:
+async def test_dcgm_alone_gives_the_same_series_as_nvml_alone(name: str, tmp_path: Path) -> None:
     nvml, dcgm = await seen(name, "nvml", tmp_path), await seen(name, "dcgm", tmp_path)
     assert different(nvml, dcgm) == []
     assert list(unexplained(nvml, dcgm, NOT_BY_DCGM | PER_INSTANCE_BY_DCGM)) == []
@@ -139,7 +139,7 @@ async def test_dcgm_alone_tells_the_same_as_nvml_alone(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", NODES)
-async def test_with_both_everything_of_nvml_stays_and_only_what_it_lacks_is_added(name: str, tmp_path: Path) -> None:
+async def test_dcgm_with_nvml_adds_only_series_that_nvml_lacks(name: str, tmp_path: Path) -> None:
     nvml, both = await seen(name, "nvml", tmp_path), await seen(name, "auto", tmp_path)
     assert different(nvml, both) == []
     assert list(unexplained(nvml, both, {})) == []
@@ -158,7 +158,7 @@ async def test_gpus_and_instances_have_the_same_identity_through_either_source(n
 
 
 @pytest.mark.parametrize("name", ["owners", "capture-h100", "capture-h100-mig"])
-async def test_where_nobody_shares_and_nvml_has_the_counters_the_ledger_is_the_same(name: str, tmp_path: Path) -> None:
+async def test_ledger_is_the_same_through_either_source_without_sharing(name: str, tmp_path: Path) -> None:
     nvml, dcgm = [await seen(name, source, tmp_path) for source in ("nvml", "dcgm")]
     ledgers = [
         {key: value for key, value in one.series.items() if key[0].startswith(("gpu_ledger_", "gpu_pod_"))}
@@ -188,7 +188,7 @@ def means(name: str) -> Iterator[Means]:
             yield Means(gpu, device, device.load_integral.engine - earlier.load_integral.engine)
 
 
-async def test_the_activity_of_an_a100s_instances_is_unknown_to_nvml_and_measured_by_dcgm(tmp_path: Path) -> None:
+async def test_a100_instance_activity_is_unknown_to_nvml_and_measured_by_dcgm(tmp_path: Path) -> None:
     nvml, dcgm, both = [await seen("a100-mig", source, tmp_path) for source in ("nvml", "dcgm", "auto")]
     instances = [one for one in means("a100-mig") if isinstance(one.device, MigTruth)]
     assert len(instances) == 4
@@ -206,7 +206,7 @@ def _of(source: Seen, name: str, uuid: str) -> list[tuple[Series, float]]:
 
 
 @pytest.mark.parametrize("name", NODES)
-async def test_what_dcgm_measures_is_the_truth(name: str, tmp_path: Path) -> None:
+async def test_dcgm_engine_activity_matches_the_scenario(name: str, tmp_path: Path) -> None:
     found = await seen(name, "dcgm", tmp_path)
     told = {gpu.gpu.uuid: gpu.values for gpu in found.reading.gpus}
     told |= {part.instance.uuid: part.values for gpu in found.reading.gpus for part in gpu.instances}
@@ -217,7 +217,7 @@ async def test_what_dcgm_measures_is_the_truth(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "source"), [("a100-mig", "auto"), ("demo", "dcgm")])
-async def test_golden_page_with_dcgm(name: str, source: str, tmp_path: Path) -> None:
+async def test_page_with_dcgm_matches_the_golden_file(name: str, source: str, tmp_path: Path) -> None:
     text, _ = await pages(name, tmp_path, source=source)
     golden = GOLDEN / f"dcgm_{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):

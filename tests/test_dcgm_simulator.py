@@ -135,7 +135,7 @@ def _no_library_is_left() -> Iterator[None]:
     dcgm.uninstall()
 
 
-def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_whole_timeout() -> None:
+def test_engine_listens_only_at_its_address_and_a_closed_port_times_out() -> None:
     node = Node()
     client = node.client()
     assert client.connect(b"elsewhere:5555", timeout_ms=3000) == abi.Code.CONNECTION_LOST
@@ -148,14 +148,14 @@ def test_the_engine_listens_at_its_own_address_only_and_a_closed_port_costs_the_
     dcgm.knock("localhost:5555", 1.0)
 
 
-def test_the_engine_says_its_version() -> None:
+def test_engine_reports_its_version() -> None:
     client = Node().connected()
     info = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
     assert client.call("dcgmHostengineVersionInfo", ctypes.byref(info)) == 0
     assert info.rawBuildInfoString.startswith(b"version:4.6.0;")
 
 
-def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_under_ids_of_its_own() -> None:
+def test_hierarchy_lists_gpu_instances_each_with_its_compute_instances() -> None:
     client = Node().connected()
     told = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
     assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(told)) == 0
@@ -174,7 +174,7 @@ def test_the_hierarchy_lists_each_gpu_instance_and_then_its_compute_instances_un
     assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
 
 
-def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_before() -> None:
+def test_profiling_field_is_blank_at_first_and_then_the_interval_mean() -> None:
     text = HOPPER + PODS.replace("activity: 0.8", "activity: {square: {high: 1.0, low: 0.0, period: 2, duty: 0.25}}")
     node = Node(text)
     client = node.connected()
@@ -188,7 +188,7 @@ def test_a_profiling_field_is_blank_at_first_and_then_the_mean_since_the_beat_be
     assert client.latest(group, fields)[1, 0, 1001].value == pytest.approx(mean)
 
 
-def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board() -> None:
+def test_instance_has_its_own_memory_name_and_engines_and_the_gpu_board() -> None:
     node = Node()
     client = node.connected()
     ids = [50, 54, Field.FB_TOTAL, Field.GPU_TEMP, 1001, 1005, 1009]
@@ -207,7 +207,7 @@ def test_an_instance_has_its_own_memory_name_and_engines_and_its_parents_board()
     assert told[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
 
 
-def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engine_for_everybody() -> None:
+def test_live_read_polls_the_driver_and_a_profiling_field_kills_the_engine() -> None:
     client = Node().connected()
     assert client.live(GPUS, [Field.GPU_UTIL]) == [80, BLANK + 2]
     assert client.live([(abi.NONE, 0)], [Field.DRIVER_VERSION]) == [b"590.48.01"]
@@ -217,7 +217,7 @@ def test_a_live_read_asks_the_driver_and_one_of_a_profiling_field_kills_the_engi
     assert client.live(GPUS, [Field.GPU_UTIL]) == [abi.Code.CONNECTION_LOST]
 
 
-def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_dead() -> None:
+def test_restarted_engine_loses_all_groups_and_old_connections_stay_dead() -> None:
     node = Node()
     client = node.connected()
     _, group, _ = client.watch(GPUS, [150])
@@ -233,7 +233,7 @@ def test_an_engine_that_went_down_forgets_everything_and_its_connections_stay_de
     assert dcgm.held()["groups"] == 0
 
 
-def test_calls_of_a_hanging_engine_return_when_it_goes_on_and_a_slow_one_takes_its_time() -> None:
+def test_hanging_engine_calls_return_on_resume_and_slow_engine_delays() -> None:
     node = Node()
     client = node.connected()
     node.faults = {Fault.ENGINE_SLOW: 0.25}
@@ -249,7 +249,7 @@ def _with_fault(fault: Fault) -> Callable[[NodeTruth], NodeTruth]:
 
 
 @pytest.mark.parametrize(("fault", "status"), [(Fault.GPU_LOST, 4), (Fault.RESET_REQUIRED, 1), (Fault.GPU_ABSENT, 7)])
-def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault: Fault, status: int) -> None:
+def test_faulty_gpu_keeps_its_name_and_has_blank_measurements(fault: Fault, status: int) -> None:
     node = Node()
     client = node.connected()
     node.change = _with_fault(fault)
@@ -273,7 +273,7 @@ def test_a_gpu_in_trouble_keeps_its_name_while_its_measurements_are_blank(fault:
         ("faults: [{kind: engine_down, gpu: 0}]", "has no effect with engine_down, which affects the whole node"),
     ],
 )
-def test_mistakes_about_the_engine_in_a_scenario_are_told_with_what_is_allowed(section: str, told: str) -> None:
+def test_invalid_dcgm_section_is_reported_with_the_allowed_values(section: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         scenario_file.parse(HOPPER + section + "\n", "s.yaml")
     assert told in str(caught.value)

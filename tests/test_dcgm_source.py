@@ -64,7 +64,7 @@ def nvml_of(bench: object) -> Iterator[NvmlSource]:
         driver.uninstall()
 
 
-def test_devices_are_who_nvml_says_they_are() -> None:
+def test_devices_have_the_same_identity_as_through_nvml() -> None:
     parts = (instance(7), instance(9, "3g.40gb", compute_slices=3, memory_slices=4, memory_bytes=40448 * 2**20))
     with engine(busy(), partitioned(*parts, index=1), gpu(2, model=T4)) as bench, nvml_of(bench) as nvml:
         told, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
@@ -80,13 +80,13 @@ def test_devices_are_who_nvml_says_they_are() -> None:
         assert all(one.processes is None for one in told.gpus)
 
 
-def test_a_gpu_has_one_brand_whichever_source_names_it() -> None:
+def test_gpu_brand_is_the_same_through_either_source() -> None:
     with engine(busy()) as bench, nvml_of(bench) as nvml:
         told, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
     assert [of(one).gpu.labels[Field.BRAND] for one in (told, wanted)] == ["NVIDIA", "NVIDIA"]
 
 
-def test_values_are_those_that_nvml_tells_in_the_same_units() -> None:
+def test_values_have_the_same_units_as_through_nvml() -> None:
     with engine(busy(), gpu(1, model=T4)) as bench, nvml_of(bench) as nvml:
         bench.source.open()
         for _ in range(3):
@@ -98,7 +98,7 @@ def test_values_are_those_that_nvml_tells_in_the_same_units() -> None:
         assert of(told).values[Field.PROF_PCIE_TX_BYTES] == 1_000_000
 
 
-def test_profiling_fields_come_with_the_second_sample_and_the_others_with_the_first() -> None:
+def test_profiling_fields_arrive_with_the_second_sample_and_others_with_the_first() -> None:
     with engine(busy()) as bench:
         first = bench.opened(1)
         assert of(first).values.keys() >= {Field.GPU_UTIL, Field.ECC_DBE_VOL_TOTAL, Field.FB_USED}
@@ -108,7 +108,7 @@ def test_profiling_fields_come_with_the_second_sample_and_the_others_with_the_fi
         assert bench.errors == {}
 
 
-def test_an_instance_has_what_is_measured_of_it_and_nothing_of_its_gpu() -> None:
+def test_instance_has_its_own_values_and_none_of_its_gpu() -> None:
     whole = instance(7, load=BUSY)
     halves = [
         instance(9, "1c.2g.20gb", compute_instance=one, compute_slices=1, memory_slices=2, memory_bytes=20096 * 2**20)
@@ -122,7 +122,7 @@ def test_an_instance_has_what_is_measured_of_it_and_nothing_of_its_gpu() -> None
         assert [one.values.keys() for one in together] == [{Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_SM_ACTIVE}] * 2
 
 
-def test_a_gpu_that_is_lost_says_nothing_and_the_others_go_on_and_it_comes_back() -> None:
+def test_lost_gpu_has_no_values_and_returns_while_others_continue() -> None:
     with engine(busy(), busy(1)) as bench:
         bench.opened()
         bench.change(1, fault=Fault.GPU_LOST)
@@ -135,7 +135,7 @@ def test_a_gpu_that_is_lost_says_nothing_and_the_others_go_on_and_it_comes_back(
         assert of(back, 1).state is DeviceState.UP
 
 
-def test_a_gpu_that_is_unbound_is_missing_and_another_one_is_found() -> None:
+def test_unbound_gpu_is_missing_and_new_gpu_is_found() -> None:
     with engine(busy(), busy(1)) as bench:
         bench.opened()
         bench.set(gpus=(busy(), busy(2)))
@@ -145,7 +145,7 @@ def test_a_gpu_that_is_unbound_is_missing_and_another_one_is_found() -> None:
         bench.until(lambda one: profiled(one, 2) == PROFILED, within_seconds=5)
 
 
-def test_a_gpu_of_which_nothing_can_be_read_has_failed() -> None:
+def test_gpu_without_any_value_has_failed() -> None:
     with engine(busy(), busy(1)) as bench:
         bench.opened()
         bench.change(1, fault=Fault.UNKNOWN_ERROR)
@@ -154,7 +154,7 @@ def test_a_gpu_of_which_nothing_can_be_read_has_failed() -> None:
         assert of(reading, 0).state is DeviceState.UP
 
 
-def test_instances_are_followed_when_they_change_and_nobody_elses_values_stop_meanwhile() -> None:
+def test_instance_changes_are_followed_without_interrupting_other_gpus() -> None:
     with engine(busy(), partitioned(instance(7, load=BUSY), index=1), busy(2)) as bench:
         bench.opened()
         bench.change(1, instances=(instance(9, load=BUSY), instance(11, load=BUSY)))
@@ -166,7 +166,7 @@ def test_instances_are_followed_when_they_change_and_nobody_elses_values_stop_me
         assert all(Field.PROF_GR_ENGINE_ACTIVE in one.values for one in found)
 
 
-def test_an_instance_that_was_made_anew_in_the_same_place_is_another_one() -> None:
+def test_instance_recreated_in_the_same_place_is_a_new_one() -> None:
     with engine(partitioned(instance(7))) as bench:
         bench.opened()
         bench.change(instances=(replace(instance(7), uuid="MIG-99999999-0000-0000-0000-000000000007"),))
@@ -174,7 +174,7 @@ def test_an_instance_that_was_made_anew_in_the_same_place_is_another_one() -> No
         bench.until(lambda one: of(one).instances[0].instance.uuid == wanted, within_seconds=10)
 
 
-def test_mig_that_is_switched_on_is_seen() -> None:
+def test_enabled_mig_mode_is_detected() -> None:
     with engine(busy()) as bench:
         assert not of(bench.opened()).gpu.mig_enabled
         bench.change(mig_enabled=True, instances=(instance(7),))
@@ -182,7 +182,7 @@ def test_mig_that_is_switched_on_is_seen() -> None:
         assert len(of(reading).instances) == 1
 
 
-def test_profiling_is_asked_gpu_by_gpu_not_of_the_first_one() -> None:
+def test_profiling_support_is_determined_per_gpu() -> None:
     with engine(gpu(0, model=T4), busy(1), profiling_module=False) as bench:
         reading = bench.opened()
         assert of(reading, 0).profiling is ProfilingState.NO_MODULE
@@ -192,7 +192,7 @@ def test_profiling_is_asked_gpu_by_gpu_not_of_the_first_one() -> None:
         assert profiled(reading, 1) == PROFILED
 
 
-def test_paused_profiling_is_a_state_and_its_values_are_absent_until_it_goes_on() -> None:
+def test_paused_profiling_is_a_state_without_values_until_resumed() -> None:
     with engine(busy()) as bench:
         bench.opened()
         bench.set(faults={Fault.PROFILING_PAUSED: 0.0})
@@ -215,12 +215,12 @@ def test_values_from_before_profiling_was_paused_are_absent() -> None:
         assert profiled(reading) == frozenset()
 
 
-def test_without_a_profiling_field_nobody_asks_for_profiling() -> None:
+def test_profiling_support_is_not_requested_without_profiling_fields() -> None:
     with engine(busy(), fields=FIELDS - PROFILED) as bench:
         assert of(bench.opened()).profiling is None
 
 
-def test_an_xid_is_told_once_with_its_instance_and_none_from_before() -> None:
+def test_xid_is_reported_once_and_none_from_before_the_start() -> None:
     with engine(busy(xids=((900.0, 79),)), fields=FIELDS) as bench:
         assert bench.opened().xids == ()
         bench.change(xids=((900.0, 79), (bench.seconds, 31)))
@@ -229,7 +229,7 @@ def test_an_xid_is_told_once_with_its_instance_and_none_from_before() -> None:
         assert abs(found[0].at_seconds - (EPOCH_SECONDS + bench.seconds)) < 6
 
 
-def test_an_xid_of_a_gpu_and_of_its_parts_at_once_is_one_event_of_the_smallest_part() -> None:
+def test_xid_of_a_gpu_and_its_parts_is_one_event_of_the_smallest_part() -> None:
     with engine(partitioned(instance(7)), fields=FIELDS) as bench:
         bench.opened()
         bench.change(xids=((bench.seconds, 31), (bench.seconds, 43)))
@@ -238,14 +238,14 @@ def test_an_xid_of_a_gpu_and_of_its_parts_at_once_is_one_event_of_the_smallest_p
         assert sorted(told, key=str) == [(31, 7, 0), (43, 7, 0)]
 
 
-def test_xids_that_nobody_wants_are_not_watched() -> None:
+def test_unrequested_xids_are_not_watched() -> None:
     with engine(busy(), fields=FIELDS - {Field.XID_ERRORS}) as bench:
         bench.opened()
         bench.change(xids=((bench.seconds, 31),))
         assert all(bench.sample().xids == () for _ in range(3))
 
 
-def test_any_field_can_be_had_by_its_number_and_those_of_others_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_any_gpu_field_is_read_by_number_and_others_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     capability, c2c, newer, switch, blob = Field(63), Field(1076), Field(1604), Field(701), Field(60)
     with engine(busy(), fields=frozenset({capability, c2c, newer, switch, blob, Field.GPU_UTIL})) as bench:
         with caplog.at_level(logging.WARNING):
@@ -261,7 +261,7 @@ def test_any_field_can_be_had_by_its_number_and_those_of_others_are_told_once(ca
         assert caplog.text == ""
 
 
-def test_text_fields_are_labels_and_versions_are_the_nodes() -> None:
+def test_text_fields_are_labels_and_versions_belong_to_the_node() -> None:
     fields = frozenset({Field.VBIOS_VERSION, Field.DRIVER_VERSION, Field(3), Field.GPU_UTIL})
     with engine(busy(), fields=fields) as bench:
         labels = of(bench.opened()).gpu.labels
@@ -269,7 +269,7 @@ def test_text_fields_are_labels_and_versions_are_the_nodes() -> None:
         assert Field.DRIVER_VERSION not in labels
 
 
-def test_an_engine_that_goes_is_one_error_and_what_it_returns_with_is_read_again() -> None:
+def test_lost_engine_is_one_error_and_its_gpus_are_read_again_on_return() -> None:
     with engine(busy()) as bench:
         bench.opened()
         bench.set(faults={Fault.ENGINE_DOWN: 0.0})
@@ -286,7 +286,7 @@ def test_an_engine_that_goes_is_one_error_and_what_it_returns_with_is_read_again
         assert profiled(bench.opened()) == PROFILED
 
 
-def test_an_engine_that_goes_and_returns_leaves_nothing_behind() -> None:
+def test_repeated_engine_loss_leaks_nothing() -> None:
     with engine(busy(), partitioned(instance(7), index=1)) as bench:
         bench.opened()
         before = dcgm.held()
@@ -302,7 +302,7 @@ def test_an_engine_that_goes_and_returns_leaves_nothing_behind() -> None:
         assert set(dcgm.held().values()) == {0}
 
 
-def test_a_gpu_that_is_gone_when_the_engine_returns_is_missing() -> None:
+def test_gpu_removed_while_the_engine_was_away_is_missing() -> None:
     with engine(busy(), busy(1)) as bench:
         bench.opened()
         bench.source.close()
@@ -310,7 +310,7 @@ def test_a_gpu_that_is_gone_when_the_engine_returns_is_missing() -> None:
         assert [one.state for one in bench.opened().gpus] == [DeviceState.UP, DeviceState.MISSING]
 
 
-def test_an_engine_without_gpus_is_told_as_such() -> None:
+def test_engine_without_gpus_is_reported() -> None:
     with engine() as bench:
         with pytest.raises(SourceError, match="has no GPU") as error:
             bench.source.open()
@@ -318,7 +318,7 @@ def test_an_engine_without_gpus_is_told_as_such() -> None:
         assert set(dcgm.held().values()) == {0}
 
 
-def test_an_engine_that_lists_no_gpu_for_a_while_is_degraded_and_its_gpus_are_not_missing() -> None:
+def test_engine_temporarily_without_gpus_is_degraded_and_gpus_are_not_missing() -> None:
     with engine(busy(), busy(1)) as bench:
         bench.opened()
         bench.set(gpus=())
@@ -347,7 +347,7 @@ def real_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("real_sockets")
-def test_each_way_in_which_nothing_listens_has_its_own_reason_and_mend(tmp_path: Path) -> None:
+def test_each_connection_failure_has_its_own_reason(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -361,7 +361,7 @@ def test_each_way_in_which_nothing_listens_has_its_own_reason_and_mend(tmp_path:
 
 
 @pytest.mark.parametrize(("given", "number"), [("localhost", "127.0.0.1"), ("[::1]", "::1")])
-def test_the_library_is_given_the_number_that_answered_for_a_name(given: str, number: str) -> None:
+def test_library_gets_the_resolved_address_that_accepted(given: str, number: str) -> None:
     with socket.socket(socket.AF_INET6 if ":" in number else socket.AF_INET) as listening:
         try:
             listening.bind((number, 0))
@@ -372,7 +372,7 @@ def test_the_library_is_given_the_number_that_answered_for_a_name(given: str, nu
         assert knock(f"{given}:{port}", 1.0) == (f"[{number}]:{port}" if ":" in number else f"{number}:{port}")
 
 
-def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_socket_is_a_permission_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_address: str, _seconds: float) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -383,7 +383,7 @@ def test_a_socket_that_may_not_be_opened_is_a_matter_of_permission(monkeypatch: 
 
 
 @pytest.mark.usefixtures("real_sockets")
-def test_what_listens_and_is_no_engine_is_told_apart() -> None:
+def test_non_engine_listener_has_its_own_reason() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -391,7 +391,7 @@ def test_what_listens_and_is_no_engine_is_told_apart() -> None:
         assert opening(address).reason in {"dcgm_not_an_engine", "dcgm_silent"}
 
 
-def test_an_engine_of_another_major_version_is_told_with_both_versions() -> None:
+def test_engine_of_another_major_version_is_reported_as_a_mismatch() -> None:
     with engine(busy(), version="3.3.9") as bench:
         dcgm.install(bench.now, cache_seconds=0.0, monotonic=bench.monotonic, soname="libdcgm.so.4")
         error = opening(ADDRESS)
@@ -399,14 +399,14 @@ def test_an_engine_of_another_major_version_is_told_with_both_versions() -> None
         assert "install" in str(error)
 
 
-def test_an_engine_of_version_3_is_read_as_well() -> None:
+def test_engine_of_version_3_is_read() -> None:
     with engine(busy(), version="3.3.9") as bench:
         reading = bench.opened()
         assert reading.dcgm_version == "3.3.9"
         assert profiled(reading) == PROFILED
 
 
-def test_an_engine_is_started_in_this_process_only_when_asked_for() -> None:
+def test_embedded_engine_starts_only_on_request() -> None:
     with engine(busy()) as bench:
         source = DcgmSource(FIELDS, address="embedded", monotonic=bench.monotonic)
         source.open()
@@ -415,19 +415,19 @@ def test_an_engine_is_started_in_this_process_only_when_asked_for() -> None:
         assert set(dcgm.held().values()) == {0}
 
 
-def test_it_is_not_sampled_before_it_is_open() -> None:
+def test_source_cannot_be_sampled_before_it_is_open() -> None:
     with engine(busy()) as bench, pytest.raises(SourceError, match="not opened"):
         bench.sample()
 
 
-def test_a_closed_source_may_be_closed_again() -> None:
+def test_closed_source_can_be_closed_again() -> None:
     with engine(busy()) as bench:
         bench.opened()
         bench.source.close()
         bench.source.close()
 
 
-def test_a_reading_says_when_it_was_taken_on_both_clocks() -> None:
+def test_reading_has_timestamps_of_both_clocks() -> None:
     with engine(busy()) as bench:
         bench.source.open()
         began = bench.seconds

@@ -34,59 +34,59 @@ def text(value: bytes) -> Record:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blank", [base + one for base in (INT64_BLANK, INT32_BLANK) for one in range(4)])
-def test_a_blank_whole_number_is_absent_though_its_status_is_good(blank: int, kind: int) -> None:
+def test_blank_integer_with_status_ok_is_absent(blank: int, kind: int) -> None:
     assert decode(whole(blank, kind=kind)) is None
 
 
 @pytest.mark.parametrize("blank", [DOUBLE_BLANK + one for one in range(4)])
-def test_a_blank_real_number_is_absent(blank: float) -> None:
+def test_blank_real_number_is_absent(blank: float) -> None:
     assert decode(real(blank)) is None
 
 
 @pytest.mark.parametrize("blank", [b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>", b""])
-def test_a_blank_text_is_absent(blank: bytes) -> None:
+def test_blank_text_is_absent(blank: bytes) -> None:
     assert decode(text(blank)) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_absent(value: float) -> None:
+def test_nan_and_infinity_are_absent(value: float) -> None:
     assert decode(real(value)) is None
 
 
 @given(status=st.integers(min_value=-70, max_value=-1), value=st.integers(min_value=0, max_value=100))
-def test_a_value_with_a_bad_status_is_absent_whatever_it_says(status: int, value: int) -> None:
+def test_value_with_a_bad_status_is_absent(status: int, value: int) -> None:
     assert decode(whole(value, status=status)) is None
 
 
 @pytest.mark.parametrize("kind", [abi.BINARY, 0, ord("x"), 2**16 - 1])
-def test_a_blob_and_what_is_of_no_known_type_is_absent(kind: int) -> None:
+def test_blob_and_unknown_type_are_absent(kind: int) -> None:
     assert decode(Record(60, kind, 0, 1, 7)) is None
 
 
 @given(st.integers(min_value=-(2**63), max_value=2**63 - 1))
-def test_every_other_whole_number_is_itself(value: int) -> None:
+def test_other_integers_are_unchanged(value: int) -> None:
     blank = any(base <= value < base + 4 for base in (INT64_BLANK, INT32_BLANK))
     assert decode(whole(value)) == (None if blank else value)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_other_real_number_is_itself_also_beyond_the_blanks(value: float) -> None:
+def test_other_real_numbers_are_unchanged(value: float) -> None:
     blank = value in {DOUBLE_BLANK + one for one in range(4)}
     assert decode(real(value)) == (None if blank else value)
 
 
 @pytest.mark.parametrize("counter", [ENERGY, 202, 240, 393, 409, 439, 497, 1084, 1201, 1422, 1501])
-def test_a_counter_passes_through_the_numbers_that_mean_blank_elsewhere(counter: int) -> None:
+def test_counter_may_have_a_32_bit_blank_value(counter: int) -> None:
     assert decode(whole(INT32_BLANK + 2, field_id=counter)) == INT32_BLANK + 2
     assert decode(whole(INT64_BLANK + 2, field_id=counter)) is None
 
 
-def test_a_text_that_is_not_utf_8_is_told_as_far_as_it_can_be() -> None:
+def test_invalid_utf_8_in_a_text_is_replaced() -> None:
     assert decode(text(b" 96.00\xff ")) == "96.00\ufffd"
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
-def test_a_part_of_a_whole_is_between_0_and_1_and_told_when_it_had_to_be_made_so(value: float) -> None:
+def test_ratio_is_clamped_to_0_and_1_and_the_clamping_is_reported(value: float) -> None:
     told, clamped = ratio_in_range(ACTIVE, value)
     if value < -0.01:
         assert (told, clamped) == (None, True), "a counter that began again is no idle device"
@@ -107,7 +107,7 @@ def at(moment: int) -> list[Record]:
     return [Record(TEMPERATURE, abi.INTEGER, 0, moment, 51)]
 
 
-def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_counted_once(counted: list[str]) -> None:
+def test_frozen_value_expires_and_is_counted_once(counted: list[str]) -> None:
     fresh = CurrentValues(3.0, counted.append)
     good = [bool(fresh.values(GPU, at(7), now)) for now in (0.0, 1.0, 3.0, 3.5, 4.0, 9.0)]
     assert good == [True, True, True, False, False, False]
@@ -118,7 +118,7 @@ def test_a_value_that_stops_moving_is_good_for_a_while_and_then_absent_and_count
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**62), unique=True, min_size=1, max_size=20))
-def test_a_value_that_moves_is_good_whatever_the_engines_clock_says(times: list[int]) -> None:
+def test_changing_value_is_valid_for_any_engine_clock(times: list[int]) -> None:
     """Hours ahead, behind, or set back: another machine's clock is no measure."""
     fresh = CurrentValues(1.0, pytest.fail)
     assert all(fresh.values(GPU, at(moment), 100.0 * index) for index, moment in enumerate(times))
@@ -143,7 +143,7 @@ def delivered(call: Callable[[Callable[..., int]], int]) -> dict[tuple[int, int]
     return {entity: CurrentValues(1.0, pytest.fail).values(entity, some, 0.0) for entity, some in found.items()}
 
 
-def test_what_was_delivered_stays_though_the_library_writes_over_its_records() -> None:
+def test_delivered_values_survive_overwritten_records() -> None:
     array = records((TEMPERATURE, abi.INTEGER, 51, 1), (ACTIVE, abi.DOUBLE, 0.25, 1))
 
     def call(callback: Callable[..., int]) -> int:
@@ -154,7 +154,7 @@ def test_what_was_delivered_stays_though_the_library_writes_over_its_records() -
     assert delivered(call) == {GPU: {TEMPERATURE: 51, ACTIVE: 0.25}}
 
 
-def test_values_of_an_entity_may_come_one_by_one() -> None:
+def test_values_of_an_entity_can_arrive_one_at_a_time() -> None:
     def call(callback: Callable[..., int]) -> int:
         for entity in (GPU, (abi.GPU_INSTANCE, 0)):
             for one in ((TEMPERATURE, abi.INTEGER, 51, 1), (ENERGY, abi.INTEGER, 9, 1)):
@@ -169,7 +169,7 @@ def test_values_of_an_entity_may_come_one_by_one() -> None:
 
 
 @given(st.floats(-1e9, 1e9))
-def test_what_is_no_part_of_a_whole_is_left_as_it_is(value: float) -> None:
+def test_non_ratio_field_is_not_clamped(value: float) -> None:
     assert CurrentValues(1.0, pytest.fail).values(GPU, [real(value, field_id=TEMPERATURE)], 0.0) == {TEMPERATURE: value}
 
 
@@ -182,22 +182,22 @@ def _profiling_ids() -> Iterator[int]:
     return (int(one) for one in Field if one.name.startswith("PROF_"))
 
 
-def test_every_profiling_field_is_known_as_one() -> None:
+def test_every_profiling_field_is_classified_as_profiling() -> None:
     """To read one of them at once would kill the engine for everybody."""
     assert all(one in PROFILING for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
     assert not any(one in PROFILING for one in (150, 203, 250, 1200, 1523))
 
 
-def test_beside_nvml_dcgm_is_asked_for_what_nvml_may_lack_and_a_little_to_fall_back_on() -> None:
+def test_supplement_has_the_fields_that_nvml_may_lack_and_a_fallback() -> None:
     asked = supplement({Field.SM_CLOCK, Field.PROF_SM_ACTIVE, Field(63), Field.JPG_UTIL})
     assert asked >= {Field.PROF_SM_ACTIVE, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL, Field.POWER_USAGE}
     assert not asked & {Field.SM_CLOCK, Field.JPG_UTIL}
 
 
-def test_beside_nvml_dcgm_is_asked_for_xids_as_one_may_be_why_nvml_does_not_answer() -> None:
+def test_supplement_always_has_xids() -> None:
     assert Field.XID_ERRORS in supplement([])
 
 
-def test_alone_dcgm_is_asked_for_all_that_it_can_have_and_for_xids() -> None:
+def test_alone_has_every_available_field_and_xids() -> None:
     asked = alone({Field.SM_CLOCK, Field.JPG_UTIL, Field(63)})
     assert asked == {Field.SM_CLOCK, Field(63), Field.PROF_GR_ENGINE_ACTIVE, Field.XID_ERRORS} | CODECS

@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(stub.compiler() is None, reason="the simulat
 
 @pytest.mark.parametrize("refused", [Field.FB_FREE, Field.PROF_SM_ACTIVE, Field.PCIE_REPLAY_COUNTER])
 @pytest.mark.parametrize("function", ["dcgmWatchFields", "dcgmFieldGroupCreate"])
-def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None:
+def test_refused_field_affects_no_other_field(refused: Field, function: str) -> None:
     with engine(gpu(), gpu(1)) as bench:
         everything = of(bench.opened()).values.keys()
         bench.source.close()
@@ -44,7 +44,7 @@ def test_one_refused_field_costs_no_other(refused: Field, function: str) -> None
         assert of(reading).profiling is ProfilingState.RUNNING
 
 
-def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look() -> None:
+def test_refused_field_is_retried_after_minutes_and_not_every_sample() -> None:
     with engine(gpu()) as bench:
         dcgm.fail("dcgmWatchFields", abi.Code.ERROR, only=Field.FB_FREE)
         bench.opened()
@@ -53,7 +53,7 @@ def test_a_refused_field_is_asked_for_again_after_a_while_and_not_at_every_look(
         bench.until(lambda one: Field.FB_FREE in of(one).values, within_seconds=620)
 
 
-def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_stops_the_others() -> None:
+def test_permanently_refused_field_is_counted_per_attempt_and_blocks_no_others() -> None:
     with engine(gpu()) as bench:
         dcgm.fail("dcgmWatchFields", abi.Code.ERROR, only=Field.FB_FREE)
         bench.opened()
@@ -63,7 +63,7 @@ def test_a_field_that_stays_refused_is_counted_each_time_it_is_tried_and_never_s
         assert bench.errors == {"dcgm_error": 2}
 
 
-def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_profiling_affects_no_other_field_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with engine(gpu()) as bench, caplog.at_level(logging.WARNING):
         for field in PROFILED:
             dcgm.fail("dcgmWatchFields", abi.Code.MODULE_NOT_LOADED, only=field)
@@ -87,7 +87,7 @@ def test_profiling_that_is_refused_as_a_whole_costs_nothing_else_and_is_told(cap
         (abi.Code.DRIVER_TOO_OLD, ProfilingState.REFUSED),
     ],
 )
-def test_why_a_gpu_has_no_profiling_is_told_and_asked_again_later(code: int, state: ProfilingState) -> None:
+def test_profiling_refusal_reason_is_reported_and_retried(code: int, state: ProfilingState) -> None:
     with engine(gpu()) as bench:
         dcgm.fail("dcgmProfGetSupportedMetricGroups", code)
         assert of(bench.opened()).profiling is state
@@ -96,7 +96,7 @@ def test_why_a_gpu_has_no_profiling_is_told_and_asked_again_later(code: int, sta
         assert of(back).profiling is ProfilingState.RUNNING
 
 
-def test_devices_of_one_kind_are_watched_together_and_no_field_where_it_cannot_be() -> None:
+def test_devices_of_one_kind_share_watches() -> None:
     gpus = (*(gpu(index) for index in range(4)), partitioned(instance(7), instance(9), index=4), gpu(5, model=T4))
     with engine(*gpus) as bench:
         bench.opened()
@@ -104,7 +104,7 @@ def test_devices_of_one_kind_are_watched_together_and_no_field_where_it_cannot_b
         assert dcgm.held() == {"connections": 1, "groups": 6, "field_groups": 6, "watches": 6}
 
 
-def test_codec_units_that_a_gpu_lacks_are_not_watched_for_long() -> None:
+def test_missing_codec_units_are_unwatched_without_interrupting_other_fields() -> None:
     gpus = (gpu(), gpu(1, overrides={DECODERS[0]: None}))
     with engine(*gpus, fields=FIELDS | CODECS) as bench:
         bench.opened()
@@ -118,7 +118,7 @@ def test_codec_units_that_a_gpu_lacks_are_not_watched_for_long() -> None:
         assert [CODECS & of(readings[-1], index).values.keys() for index in (0, 1)] == [units, units - {DECODERS[0]}]
 
 
-def test_more_fields_than_a_group_takes_are_in_several() -> None:
+def test_fields_beyond_the_group_limit_are_split() -> None:
     many = frozenset(Field(one) for one in range(400, 600)) | frozenset(Field(one) for one in range(1400, 1530))
     with engine(gpu(), fields=FIELDS | many) as bench:
         assert of(bench.opened()).state is DeviceState.UP
@@ -126,7 +126,7 @@ def test_more_fields_than_a_group_takes_are_in_several() -> None:
         assert "dcgm_bad_parameter" not in bench.errors
 
 
-def test_an_engine_without_room_for_another_group_is_told_and_what_fits_is_read() -> None:
+def test_engine_without_room_for_a_group_is_reported_and_other_fields_are_read() -> None:
     with engine(gpu()) as bench:
         dcgm.fail("dcgmFieldGroupCreate", abi.Code.LIMIT_REACHED, only=Field.PCIE_REPLAY_COUNTER)
         reading = bench.opened()
@@ -137,7 +137,7 @@ def test_an_engine_without_room_for_another_group_is_told_and_what_fits_is_read(
         bench.until(lambda one: Field.PCIE_REPLAY_COUNTER in of(one).values, within_seconds=70)
 
 
-def test_a_watch_that_the_engine_forgot_is_made_again() -> None:
+def test_watch_lost_by_the_engine_is_recreated() -> None:
     with engine(gpu()) as bench:
         bench.opened()
         before = dcgm.held()
@@ -146,7 +146,7 @@ def test_a_watch_that_the_engine_forgot_is_made_again() -> None:
         assert dcgm.held() == before
 
 
-def test_a_mig_change_leaves_no_groups_behind() -> None:
+def test_mig_changes_leak_no_groups() -> None:
     with engine(gpu(), partitioned(instance(7), index=1)) as bench:
         bench.opened()
         before = dcgm.held()
@@ -156,7 +156,7 @@ def test_a_mig_change_leaves_no_groups_behind() -> None:
         assert dcgm.held() == before
 
 
-def test_a_hierarchy_that_is_not_told_takes_no_instance_away() -> None:
+def test_failed_hierarchy_call_removes_no_instance() -> None:
     with engine(partitioned(instance(7))) as bench:
         bench.opened()
         dcgm.fail("dcgmGetGpuInstanceHierarchy", abi.Code.NVML_ERROR)
@@ -164,14 +164,14 @@ def test_a_hierarchy_that_is_not_told_takes_no_instance_away() -> None:
         assert bench.errors["mig_dcgm_nvml_error"] > 0
 
 
-def test_a_model_that_is_measured_by_module_and_one_by_gpm_are_both_profiled() -> None:
+def test_models_profiled_by_module_and_by_gpm_are_both_profiled() -> None:
     ampere = replace(H100, name="NVIDIA A100-SXM4-80GB", gpm=False)
     with engine(gpu(), gpu(1, model=ampere)) as bench:
         reading = bench.opened()
         assert profiled(reading, 0) == profiled(reading, 1) == PROFILED
 
 
-def test_an_engine_that_is_slow_is_not_taken_for_a_hanging_one() -> None:
+def test_slow_engine_is_not_treated_as_hanging() -> None:
     """What is announced makes the parent wait: now and then on a slow engine, never while all is well."""
     announced: list[float] = []
     with engine(gpu(), gpu(1)) as bench:
@@ -228,7 +228,7 @@ def child(host: stub.Engine, libraries: Path, control: Path, interval_seconds: f
 
 
 @needs_compiler
-def test_a_field_whose_watch_is_dead_is_absent_and_its_neighbours_are_not(libraries: Path, tmp_path: Path) -> None:
+def test_field_with_a_dead_watch_is_absent_and_other_fields_are_not(libraries: Path, tmp_path: Path) -> None:
     block = stub.control(tmp_path / "control", gpus=1)
     with (
         stub.Engine(libraries, tmp_path / "control") as host,
@@ -245,7 +245,7 @@ def test_a_field_whose_watch_is_dead_is_absent_and_its_neighbours_are_not(librar
 
 
 @needs_compiler
-def test_an_engine_whose_clock_is_hours_off_is_read_all_the_same(libraries: Path, tmp_path: Path) -> None:
+def test_engine_with_a_wrong_clock_is_read(libraries: Path, tmp_path: Path) -> None:
     block = stub.control(tmp_path / "control", gpus=1)
     block.clock_ahead_micros = -5 * 3600 * 10**6
     with (
@@ -258,9 +258,7 @@ def test_an_engine_whose_clock_is_hours_off_is_read_all_the_same(libraries: Path
 
 
 @needs_compiler
-def test_an_engine_that_is_killed_is_back_with_profiling_within_two_intervals_and_leaves_nothing(
-    libraries: Path, tmp_path: Path
-) -> None:
+def test_killed_engine_returns_within_two_intervals_and_leaks_nothing(libraries: Path, tmp_path: Path) -> None:
     interval_seconds, kills, warm_up = 0.3, 12, 4
     block = stub.control(tmp_path / "control", gpus=2)
     late: list[float] = []
@@ -290,7 +288,7 @@ def test_an_engine_that_is_killed_is_back_with_profiling_within_two_intervals_an
 
 
 @needs_compiler
-def test_where_both_libraries_are_installed_the_one_that_fits_the_engine_is_found(tmp_path: Path) -> None:
+def test_installed_library_that_matches_the_engine_is_used(tmp_path: Path) -> None:
     both = stub.build(stub.build(tmp_path / "both"), major=3)
     block = stub.control(tmp_path / "control", gpus=1)
     host = stub.Engine(both, tmp_path / "control")
@@ -313,7 +311,7 @@ def test_where_both_libraries_are_installed_the_one_that_fits_the_engine_is_foun
     assert [one.state for one in told].count(SourceState.FAILED) > 10, "it does not go back and forth"
 
 
-def test_a_child_for_dcgm_never_loads_nvml() -> None:
+def test_dcgm_child_never_loads_nvml() -> None:
     script = (
         "import sys\n"
         "from exporter.gpu import child\n"
@@ -324,14 +322,14 @@ def test_a_child_for_dcgm_never_loads_nvml() -> None:
     assert told.stderr.split() == ["dcgm", "False"]
 
 
-def test_the_childs_waits_are_short_enough_to_be_back_in_time() -> None:
+def test_retry_waits_are_at_most_half_the_interval() -> None:
     for interval in (0.1, 0.2, 1.0, 5.0, 30.0):
         first, longest = DcgmSource(FIELDS, address="localhost:5555", interval_seconds=interval).waits_seconds
         assert first > 0
         assert longest <= interval / 2
 
 
-def test_opening_without_a_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "SONAMES", ("libdcgm-of-nowhere.so.4",))
     library.uninstall()
     with pytest.raises(SourceError, match="datacenter-gpu-manager") as error:

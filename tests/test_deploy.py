@@ -40,7 +40,7 @@ FOLDER = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.na
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_document_is_strictly_valid_or_has_no_schema(tmp_path: Path, version: str) -> None:
+def test_every_document_is_valid_or_has_no_published_schema(tmp_path: Path, version: str) -> None:
     folders = [folder for folder in FOLDERS if folder.name not in NEW or version != KUBERNETES_VERSIONS[0]]
     texts = {text for folder in folders for text in re.split(r"(?m)^---\n", text_of(folder))}
     path = tmp_path / "built.yaml"
@@ -48,7 +48,7 @@ def test_every_document_is_strictly_valid_or_has_no_schema(tmp_path: Path, versi
     assert without_schema(version, path) == UNPUBLISHED
 
 
-def test_the_readme_names_every_overlay_and_component_and_no_other() -> None:
+def test_readme_names_exactly_the_overlays_and_components() -> None:
     text = (KUSTOMIZE / "README.md").read_text(encoding="utf-8")
     _, overlays, components = re.split(r"(?m)^\| (?:overlay|component) \|.*$", text)
     for folders, section in ((FOLDERS[1:], overlays), (COMPONENTS, components)):
@@ -82,7 +82,7 @@ ALL_AT_ONCE = (
 FILES = ("gpu-cost-exporter-prices", "gpu-cost-exporter-collectors", "gpu-cost-exporter-service-budgets")
 
 
-def test_links_have_the_addresses_of_the_component(tmp_path: Path) -> None:
+def test_links_use_the_addresses_of_the_component(tmp_path: Path) -> None:
     rules = of_kind(composed(tmp_path / "ours", ["links"]), "PrometheusRule")["spec"]["groups"]
     annotations = [rule["annotations"] for group in rules for rule in group["rules"] if "alert" in rule]
     for one in annotations:
@@ -90,7 +90,7 @@ def test_links_have_the_addresses_of_the_component(tmp_path: Path) -> None:
         assert one["dashboard"].startswith("https://grafana.example.com/d/")
 
 
-def test_every_component_is_put_together_with_others() -> None:
+def test_every_component_is_tested_in_combination() -> None:
     used = {
         Path(component).name
         for folder in FOLDERS
@@ -99,7 +99,7 @@ def test_every_component_is_put_together_with_others() -> None:
     assert {folder.name for folder in COMPONENTS} == used | set(ALL_AT_ONCE)
 
 
-def test_components_go_together_and_follow_into_another_namespace(tmp_path: Path) -> None:
+def test_components_combine_and_follow_the_namespace(tmp_path: Path) -> None:
     files = [{"name": name, "literals": ["key=text"]} for name in FILES]
     found = composed(tmp_path / "ours", ALL_AT_ONCE, namespace="elsewhere", configMapGenerator=files)
     cluster = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints"}
@@ -117,7 +117,7 @@ def test_components_go_together_and_follow_into_another_namespace(tmp_path: Path
     assert endpoint["scheme"] == "https"
 
 
-def test_the_examples_of_the_readme_build_and_a_changed_file_rolls_the_pods(tmp_path: Path) -> None:
+def test_readme_examples_build_and_a_changed_file_restarts_the_pods(tmp_path: Path) -> None:
     text = (KUSTOMIZE / "README.md").read_text(encoding="utf-8")
     blocks = [read_yaml(block) for block in re.findall(r"(?m)(?:^    (?!kubectl).*\n)+", text) if ":" in block]
     whole, more = (block for block in blocks if isinstance(block, dict))
@@ -139,19 +139,19 @@ def test_the_examples_of_the_readme_build_and_a_changed_file_rolls_the_pods(tmp_
     assert images == {f"registry.example/gpu-cost-exporter{suffix}:{__version__}" for suffix in ("", "-service")}
 
 
-def test_without_the_operator_none_of_its_kinds_is_left(tmp_path: Path) -> None:
+def test_without_operator_component_removes_all_operator_kinds(tmp_path: Path) -> None:
     found = composed(tmp_path / "ours", ["cost-service", "service-monitor", "without-operator"])
     assert not {document["kind"] for document in found} & OPERATOR_KINDS
     assert {"Deployment", "DaemonSet"} <= {document["kind"] for document in found}
 
 
-def test_a_service_monitor_leaves_the_services_pod_monitor_alone(tmp_path: Path) -> None:
+def test_service_monitor_component_keeps_the_pod_monitor_of_the_service(tmp_path: Path) -> None:
     found = composed(tmp_path / "ours", ["cost-service", "service-monitor"])
     assert of_kind(found, "PodMonitor")["metadata"]["name"] == "gpu-cost-exporter-service"
     assert of_kind(found, "ServiceMonitor")["metadata"]["name"] == "gpu-cost-exporter"
 
 
-def test_the_prometheus_rule_is_the_rules_file() -> None:
+def test_prometheus_rule_matches_the_rules_file() -> None:
     rules = read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
     assert of_kind(built(BASE), "PrometheusRule")["spec"] == rules
     script = [sys.executable, str(ROOT / "scripts" / "rules.py"), "--check"]
@@ -159,7 +159,7 @@ def test_the_prometheus_rule_is_the_rules_file() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_the_dashboards_are_the_repositorys() -> None:
+def test_dashboards_match_the_repository() -> None:
     ours = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "dashboards").glob("*.json")}
     shipped = {
         key: text
@@ -170,7 +170,7 @@ def test_the_dashboards_are_the_repositorys() -> None:
     assert shipped == ours
 
 
-def test_images_are_of_this_version() -> None:
+def test_images_have_the_current_version() -> None:
     found = overlay("cost-service")
     images = {kind: pod_spec(of_kind(found, kind))["containers"][0]["image"] for kind in ("DaemonSet", "Deployment")}
     assert images == {
@@ -180,7 +180,7 @@ def test_images_are_of_this_version() -> None:
 
 
 @FOLDER
-def test_the_programs_take_the_options_that_they_are_started_with(folder: Path, tmp_path: Path) -> None:
+def test_programs_accept_their_options(folder: Path, tmp_path: Path) -> None:
     for document in built(folder):
         if document["kind"] not in {"DaemonSet", "Deployment"}:
             continue
@@ -201,7 +201,7 @@ def test_the_programs_take_the_options_that_they_are_started_with(folder: Path, 
         assert kept is None or kept.is_relative_to(tmp_path), "on a volume"
 
 
-def test_the_agent_gets_no_rights_on_the_api_and_no_capability() -> None:
+def test_agent_has_no_api_rights_and_no_capabilities() -> None:
     found = built(BASE)
     assert not RIGHTS & {document["kind"] for document in found}
     spec = pod_spec(of_kind(found, "DaemonSet"))
@@ -213,7 +213,7 @@ def test_the_agent_gets_no_rights_on_the_api_and_no_capability() -> None:
     assert writable == {"state", "lock", "tmp"}
 
 
-def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else() -> None:
+def test_metadata_overlay_adds_only_the_token_and_the_pod_name() -> None:
     before, after = (pod_spec(of_kind(found, "DaemonSet")) for found in (built(BASE), overlay("metadata")))
     (old,), (new,) = before["containers"], after["containers"]
     assert after["automountServiceAccountToken"] is True
@@ -231,7 +231,7 @@ def test_with_metadata_the_agent_gets_its_token_its_own_name_and_nothing_else() 
     assert new == old | {"env": new["env"]}
 
 
-def test_the_rights_are_bound_to_the_identity_that_the_agent_runs_as() -> None:
+def test_cluster_role_is_bound_to_the_service_account_of_the_agent() -> None:
     found = overlay("metadata")
     role, account = of_kind(found, "ClusterRole")["metadata"], of_kind(found, "ServiceAccount")["metadata"]
     binding, agent = of_kind(found, "ClusterRoleBinding"), of_kind(found, "DaemonSet")
@@ -243,7 +243,7 @@ def test_the_rights_are_bound_to_the_identity_that_the_agent_runs_as() -> None:
     assert pod_spec(agent)["serviceAccountName"] == account["name"]
 
 
-def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> None:
+def test_role_bindings_follow_the_namespace(tmp_path: Path) -> None:
     found = composed(tmp_path / "ours", [], resource=KUSTOMIZE / "overlays" / "metadata", namespace="elsewhere")
     (subject,) = of_kind(found, "ClusterRoleBinding")["subjects"]
     assert subject["namespace"] == of_kind(found, "ServiceAccount")["metadata"]["namespace"] == "elsewhere"
@@ -257,9 +257,7 @@ def test_the_rights_follow_the_agent_into_another_namespace(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("names", [(), ("cost-service",), ("cost-service", "service-monitor")], ids=", ".join)
-def test_a_monitor_finds_the_pods_of_its_component_and_keeps_the_workloads_labels(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_monitor_selects_the_pods_of_its_component_with_honor_labels(tmp_path: Path, names: tuple[str, ...]) -> None:
     found = composed(tmp_path / "ours", names)
     workloads = {document["kind"]: document for document in found if document["kind"] in {"DaemonSet", "Deployment"}}
     jobs = {}
@@ -287,7 +285,7 @@ def selected(monitor: Document, workload: Document, found: list[Document]) -> bo
     )
 
 
-def test_the_alerts_on_a_dead_exporter_and_service_match_the_jobs_that_the_monitors_make() -> None:
+def test_down_alerts_match_the_job_names_of_the_monitors() -> None:
     groups = of_kind(built(BASE), "PrometheusRule")["spec"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     (expr,) = (rule["expr"] for rule in rules if rule.get("record") == "instance:gpu_exporter_job:info")
@@ -305,7 +303,7 @@ def test_the_alerts_on_a_dead_exporter_and_service_match_the_jobs_that_the_monit
     assert not re.fullmatch(pattern[1], "gpu-cost-exporter")
 
 
-def test_the_image_is_made_of_files_that_exist_and_that_the_build_may_see() -> None:
+def test_dockerfile_copies_only_existing_and_allowed_files() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     allowed = {
         line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")

@@ -77,7 +77,7 @@ def minor(number: int, gi: int | None = None, replica: int | None = None) -> Par
         ("nvidia.com/gpu", f"MIG-{GPU}/3", UNKNOWN),
     ],
 )
-def test_every_id_form_says_what_its_device_plugin_means(resource: str, device_id: str, expected: ParsedId) -> None:
+def test_device_id_of_every_plugin_is_parsed(resource: str, device_id: str, expected: ParsedId) -> None:
     assert parse(resource, device_id) == expected
 
 
@@ -97,7 +97,7 @@ def test_every_id_form_says_what_its_device_plugin_means(resource: str, device_i
         ("nic.example.com", "gpu-0", None),
     ],
 )
-def test_a_claimed_device_is_named_only_as_far_as_its_name_can_be_believed(
+def test_claimed_device_name_is_parsed_only_as_far_as_reliable(
     driver: str, device: str, expected: ParsedId | None
 ) -> None:
     assert parse_claimed(driver, device) == expected
@@ -109,7 +109,7 @@ def test_spellings_of_one_mig_profile_compare_equal() -> None:
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.text(), st.text())
-def test_no_text_at_all_makes_parsing_fail(resource: str, device_id: str) -> None:
+def test_arbitrary_text_does_not_fail(resource: str, device_id: str) -> None:
     assert parse(resource, device_id).kind in IdKind
     parse_claimed("gpu.nvidia.com", device_id)
 
@@ -119,6 +119,6 @@ NEAR = st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia)[0-9a-f-]{0,40}(::|/gi|/vgpu|/
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.sampled_from(["nvidia.com/gpu", "k8s.amazonaws.com/vgpu", "aliyun.com/gpu-mem"]), NEAR)
-def test_an_id_that_names_no_device_always_has_a_reason(resource: str, device_id: str) -> None:
+def test_id_without_a_device_always_has_a_reason(resource: str, device_id: str) -> None:
     parsed = parse(resource, device_id)
     assert bool(parsed.reason) == (parsed.kind in (IdKind.UNKNOWN, IdKind.NEEDS_ANNOTATION))

@@ -165,18 +165,18 @@ def texts(of: Section) -> list[tuple[str, ...]]:
         ("2020-W53", "2020-W53", 1_609_113_600),
     ],
 )
-def test_a_week_is_from_monday_to_sunday_utc(written: str, label: str, start: int) -> None:
+def test_week_runs_from_monday_to_sunday_utc(written: str, label: str, start: int) -> None:
     monday = digest.parse_week(written, NOW)
     assert (digest.label(monday), start_of(monday)) == (label, start)
 
 
 @pytest.mark.parametrize("written", ["2026-W43", "2026-W54", "2026-W00", "7d", "", "0001-W01", "9999-W01", "2026-W4\n"])
-def test_what_is_no_week_or_not_over_is_refused(written: str) -> None:
+def test_invalid_or_unfinished_week_is_refused(written: str) -> None:
     with pytest.raises(digest.UsageError, match="allowed: lastweek, or a complete week such as 2026-W46"):
         digest.parse_week(written, NOW)
 
 
-def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None:
+def test_spend_is_per_currency_and_its_parts_add_up() -> None:
     rows = {title: money for title, money, *_ in texts(section(made(), "Spend"))}
     assert (rows["Total EUR"], rows["Total USD"]) == ("420.00 EUR", "3,024.00 USD")
     assert (rows["Unattributed"], rows["Unallocated, without a holder"]) == ("84.00 USD", "280.00 USD")
@@ -186,7 +186,7 @@ def test_the_money_of_each_currency_is_told_apart_and_its_parts_add_up() -> None
     assert {one["currency"]: one["cost"] for one in before["total"]["money"]} == {"USD": pytest.approx(7 * 480.0)}
 
 
-def test_the_funnel_is_of_the_fleet_and_of_teams_and_has_no_0_for_what_was_not_profiled() -> None:
+def test_funnel_covers_the_fleet_and_teams_and_shows_unprofiled_as_such() -> None:
     rows = {tuple(row[:2]): row[2:] for row in texts(section(made(), "From paid to effective"))}
     assert rows["All", "USD"] == ("3,024.00", "2,660.00", "1,708.00", "1,344.00", "336.00")
     assert rows["core", "GPU-hours"] == ("504.00", "504.00", "420.00", "336.00", "84.00")
@@ -194,21 +194,21 @@ def test_the_funnel_is_of_the_fleet_and_of_teams_and_has_no_0_for_what_was_not_p
     assert rows[MARKUP, "EUR"] == ("420.00", "420.00", "0.00", "-", "-")
 
 
-def test_teams_that_moved_are_told_with_the_largest_change_first_even_those_that_are_gone() -> None:
+def test_team_changes_are_sorted_by_size_and_include_removed_teams() -> None:
     more = [row[:2] for row in texts(section(made(), "Teams that cost more"))]
     assert more == [(MARKUP, "+420.00 EUR"), ("core", "+672.00 USD"), ("(no team)", "+308.00 USD")]
     less = [row[:2] for row in texts(section(made(), "Teams that cost less"))]
     assert less == [("gone", "-672.00 USD"), ("research", "-336.00 USD")]
 
 
-def test_waste_names_the_owner_and_what_it_paid_for_nothing() -> None:
+def test_waste_names_the_owner_and_the_idle_cost() -> None:
     rows = texts(section(made(), "Waste"))
     dearest = next(row for row in rows if row[2].endswith("USD"))
     assert dearest == ("Job vision/resnet", "core", "336.00 USD", "16 %", "84.0")
     assert not any(UNALLOCATED in row[0] or UNATTRIBUTED in row[0] for row in rows)
 
 
-def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
+def test_incomplete_previous_week_is_not_compared() -> None:
     for before, words in ((6, "only 288 of 336 hours were recorded"), (0, "because it has no data")):
         shown = made(weeks(before=before))
         assert shown.before is None
@@ -223,7 +223,7 @@ def test_nothing_is_compared_with_a_week_of_which_too_little_is_known() -> None:
     assert "timeout" in digest.as_text(shown)
 
 
-def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> None:
+def test_budgets_over_a_threshold_are_listed_and_others_counted() -> None:
     shown = digest.as_text(made())
     assert "1 of 4 below every threshold and projection." in shown
     assert re.search(r"over +2026-W42 +1,200.00 USD, 120 % +1,000.00 USD +2,000.00 USD", shown)
@@ -233,7 +233,7 @@ def test_budgets_are_told_where_somebody_must_know_and_counted_where_not() -> No
     assert "dark: 3 questions about the period stayed unanswered." in shown
 
 
-def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
+def test_digest_without_prices_advice_or_page_reports_their_absence() -> None:
     free = bare(weeks(after={owner("a", "b"): hours(active=24.0, unpriced=24.0)}, before=0))
     shown = digest.as_text(free)
     assert digest.headline(free) == "GPU cost, 2026-W42: no GPU had a price"
@@ -248,7 +248,7 @@ def test_a_digest_without_prices_advice_or_a_page_says_so() -> None:
 @pytest.mark.parametrize(
     ("form", "make"), [("txt", digest.as_text), ("html", digest.as_html), ("json", digest.as_slack)]
 )
-def test_every_form_is_as_its_golden_file(form: str, make: Callable[[Digest], str]) -> None:
+def test_every_format_matches_its_golden_file(form: str, make: Callable[[Digest], str]) -> None:
     shown = make(made())
     path = GOLDEN / f"digest.{form}"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -256,7 +256,7 @@ def test_every_form_is_as_its_golden_file(form: str, make: Callable[[Digest], st
     assert shown == path.read_text(encoding="utf-8"), "if the change is meant: UPDATE_GOLDEN=1 pytest -k golden"
 
 
-def test_every_form_says_that_it_is_simulated_and_has_the_money() -> None:
+def test_every_format_has_the_simulated_notice_and_the_cost() -> None:
     week = made()
     for make in digest.FORMS.values():
         shown = make(week)
@@ -280,7 +280,7 @@ class _Page(HTMLParser):
         self.words += data
 
 
-def test_the_mail_loads_nothing_and_takes_no_name_for_markup() -> None:
+def test_mail_loads_nothing_and_escapes_names() -> None:
     page = _Page()
     page.feed(digest.as_html(made()))
     assert not {"script", "img", "link", "style", "iframe", "form"} & set(page.tags)
@@ -290,7 +290,7 @@ def test_the_mail_loads_nothing_and_takes_no_name_for_markup() -> None:
     assert all(link.startswith(f"{PAGE}/") for link in page.links)
 
 
-def test_the_chat_takes_no_name_for_a_mention_or_a_link() -> None:
+def test_chat_message_escapes_mentions_and_links_in_names() -> None:
     sent = digest.message(made())
     told = json.dumps(sent, ensure_ascii=False)
     assert "<!channel>" not in told
@@ -302,7 +302,7 @@ def test_the_chat_takes_no_name_for_a_mention_or_a_link() -> None:
     assert owners[0].startswith(f"{PAGE}/owner?window=2026-10-12..2026-10-18&amp;cluster=east&amp;namespace=lab")
 
 
-def test_a_message_keeps_within_what_slack_takes_however_long_names_are() -> None:
+def test_message_stays_within_slack_limits_for_long_names() -> None:
     many: Lines = {
         owner(f"{'&' * 300}{number}", f"{'<' * 500}{number}", f"{'é' * 300}{number}"): hours(
             idle=1.0 + number, usd=10.0
@@ -351,7 +351,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-async def test_a_webhook_that_is_busy_is_asked_again_after_the_time_that_it_names() -> None:
+async def test_busy_webhook_is_retried_after_retry_after() -> None:
     slept: list[float] = []
     busy = web.Response(status=429, headers={"Retry-After": "7"})
     async with webhook(busy, web.Response(status=503), web.Response(text="ok")) as (url, got):
@@ -372,7 +372,7 @@ async def test_a_webhook_that_is_busy_is_asked_again_after_the_time_that_it_name
         (None, 1, "the connection broke"),
     ],
 )
-async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
+async def test_failed_webhook_is_reported_without_its_secret(
     answer: web.Response | None, attempts: int, told: str
 ) -> None:
     slept: list[float] = []
@@ -387,7 +387,7 @@ async def test_a_webhook_that_does_not_take_it_is_told_without_its_secret(
     assert max(slept, default=0.0) <= 60.0
 
 
-def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
+def test_unreachable_webhook_is_reported_without_its_secret() -> None:
     with pytest.raises(digest.DigestError) as refused:
         digest.post(f"http://127.0.0.1:9/{TOKEN}", {}, lambda _: None)
     assert "cannot be reached" in str(refused.value)
@@ -397,7 +397,7 @@ def test_a_webhook_that_is_not_there_is_told_without_its_secret() -> None:
 @pytest.mark.parametrize(
     "content", ["", "secret-xyz", "ftp://secret-xyz", "https://", "https://a b/secret-xyz", "\xff"]
 )
-def test_a_file_without_an_address_is_told_and_not_repeated(content: str, tmp_path: Path) -> None:
+def test_url_file_without_an_address_is_reported_without_its_content(content: str, tmp_path: Path) -> None:
     path = tmp_path / "url"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(digest.UsageError, match="expected: one line with an address") as refused:
@@ -442,7 +442,7 @@ def store(fleet_prometheus: FleetServer, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus: FleetServer) -> None:
+async def test_fleet_digest_has_the_true_cost(fleet_prometheus: FleetServer) -> None:
     monday = digest.parse_week("lastweek", END_SECONDS)
     start = start_of(monday)
     source = digest.Commands(flags=("--prometheus", fleet_prometheus.url))
@@ -457,7 +457,7 @@ async def test_the_digest_of_a_fleet_has_the_money_that_is_true(fleet_prometheus
     assert week.advice
 
 
-async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
+async def test_command_posts_once_and_dry_run_posts_nothing(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "url"
@@ -476,7 +476,7 @@ async def test_the_command_posts_it_once_and_a_dry_run_posts_nothing(
     assert "very-secret" not in dry.err + dry.out + posted.err
 
 
-def test_the_command_writes_text_and_mails(asked: str, store: Path, tmp_path: Path) -> None:
+def test_command_writes_text_and_mail(asked: str, store: Path, tmp_path: Path) -> None:
     assert "Waste: GPUs held without work" in asked
     mail = tmp_path / "mail.html"
     words = ("--format", "html", "--title", "Räume", "--output", str(mail))
@@ -485,14 +485,12 @@ def test_the_command_writes_text_and_mails(asked: str, store: Path, tmp_path: Pa
     assert "Räume, 2026-W38" in mail.read_text(encoding="utf-8")
 
 
-def test_a_week_of_which_nothing_is_known_is_a_failure(
-    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_week_without_data_is_a_failure(fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert digest.main(["--prometheus", fleet_prometheus.url, "--week", "2025-W10"]) == 1
     assert "there is no ledger in this period" in capsys.readouterr().err
 
 
-def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_flag_errors_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "url"
     path.write_text("no address")
     wrong = ["--week", "7d", "--webhook-url-file", str(path), "--format", "html", "--external-url", "x"]
@@ -517,7 +515,7 @@ def test_every_mistake_in_the_flags_is_told_at_once(tmp_path: Path, capsys: pyte
         assert problem in capsys.readouterr().err
 
 
-def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
+def test_documented_cron_job_runs_an_existing_command() -> None:
     root = Path(__file__).parent.parent
     page = (root / "contrib" / "digest" / "README.md").read_text(encoding="utf-8")
     (manifest,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
@@ -537,7 +535,7 @@ def test_the_documented_cron_job_starts_a_command_that_there_is() -> None:
     assert {name.replace("_", "-") for name in vars(arguments)} >= {option.removeprefix("--") for option in options}
 
 
-def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
+def test_store_alone_gives_the_same_cost_and_reports_missing_sections(
     asked: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert digest.main(["--store", str(store), *WEEK_38]) == 0
@@ -546,7 +544,7 @@ def test_a_store_alone_gives_the_same_money_and_says_what_it_cannot_tell(
     assert "Recommendations need --prometheus: the store has no data on the use of devices." in kept
 
 
-async def test_the_service_gives_the_same_money_and_has_the_budgets(
+async def test_service_gives_the_same_cost_and_the_budgets(
     fleet_prometheus: FleetServer, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "budgets.yaml"

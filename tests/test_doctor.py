@@ -81,7 +81,7 @@ async def driver_finding(command: list[str], deadline: float = 20.0) -> tuple[Fi
     return await sources.driver(node, ())
 
 
-async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
+async def test_working_driver_is_ok_with_its_version() -> None:
     last = reading(healthy())
     finding, got = await driver_finding(speaking(last, last, last))
     assert finding.level is Level.OK
@@ -89,20 +89,20 @@ async def test_a_driver_that_answers_is_ok_with_its_version() -> None:
     assert got == last
 
 
-async def test_a_driver_that_says_why_it_cannot_work_is_a_fail_with_its_words() -> None:
+async def test_failed_driver_is_a_fail_with_its_message() -> None:
     status = SourceStatus(name="nvml", state=SourceState.FAILED, reason="driver_not_loaded", message="load the module")
     finding, got = await driver_finding(speaking(status))
     assert (finding.level, finding.cause, got) == (Level.FAIL, "load the module", None)
 
 
-async def test_a_driver_that_hangs_is_a_fail_within_the_deadline_and_not_a_hanging_doctor() -> None:
+async def test_hanging_driver_is_a_fail_within_the_deadline() -> None:
     started = time.monotonic()
     finding, got = await driver_finding([sys.executable, "-c", "import time; time.sleep(60)"], deadline=0.5)
     assert time.monotonic() - started < 10
     assert (finding.level, finding.cause, got) == (Level.FAIL, "no answer within 0.5 s", None)
 
 
-def test_devices_are_counted_by_model_and_a_bad_one_is_named() -> None:
+def test_devices_are_counted_by_model_and_a_faulty_one_is_named() -> None:
     assert sources.driver_devices(reading(healthy(0), healthy(1))) == ok("devices", "2 x NVIDIA L40S")
     lost = replace(healthy(1), state=DeviceState.RESET_REQUIRED)
     finding = sources.driver_devices(reading(healthy(0), lost))
@@ -111,26 +111,26 @@ def test_devices_are_counted_by_model_and_a_bad_one_is_named() -> None:
     assert sources.driver_devices(reading()).level is Level.FAIL
 
 
-def test_where_activity_comes_from_is_told_and_a_blind_device_warned_of() -> None:
+def test_activity_source_is_reported_and_an_unmeasured_device_is_a_warning() -> None:
     assert "all 1 GPUs" in sources.activity(reading(healthy())).cause
     mixed = sources.activity(reading(healthy(0), healthy(1, Field.GPU_UTIL)))
     assert (mixed.level, "1 of 2" in mixed.cause) == (Level.OK, True)
     assert sources.activity(reading(healthy(0, Field.FB_USED))).level is Level.WARN
 
 
-def test_a_driver_that_will_not_list_processes_is_warned_of() -> None:
+def test_missing_process_list_is_a_warning() -> None:
     assert sources.processes(reading(healthy())) == ok("processes", "1 processes listed")
     assert sources.processes(reading(replace(healthy(), processes=None))).level is Level.WARN
 
 
-async def test_a_kubelet_that_is_not_there_is_a_fail(tmp_path: Path) -> None:
+async def test_missing_kubelet_is_a_failure(tmp_path: Path) -> None:
     config = settings(kubelet_socket=str(tmp_path / "none.sock"))
     finding, answer = await asked_kubelet(config)
     assert (finding.level, answer) == (Level.FAIL, None)
     assert "none.sock" in finding.cause
 
 
-async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_pod(tmp_path: Path) -> None:
+async def test_kubelet_without_pods_is_a_warning(tmp_path: Path) -> None:
     server = KubeletServer(tmp_path / "kubelet.sock", lambda: scenario.load("demo").at(0.0))
     await server.restart(starting_seconds=60.0)
     config = settings(kubelet_socket=str(tmp_path / "kubelet.sock"))
@@ -146,7 +146,7 @@ async def test_a_kubelet_without_any_pod_is_a_warning_and_no_evidence_outside_a_
     assert (well.level, told is None) == (Level.OK, False)
 
 
-async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(tmp_path: Path) -> None:
+async def test_inventory_rate_limit_is_not_reported_as_an_old_kubelet(tmp_path: Path) -> None:
     async def listed(_request: bytes, _context: object) -> bytes:
         return list_response(scenario.load("demo").at(0.0))
 
@@ -175,7 +175,7 @@ async def test_a_rate_limit_of_the_inventory_is_not_blamed_on_the_kubelets_age(t
     assert "is too old" in diagnose(replace(counts, inventory_refused=False)).fix
 
 
-def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
+def test_stopped_device_plugin_is_reported_as_not_advertising_now() -> None:
     lacking = Unresolved(
         namespace="ml", pod="a", container="c", resource="nvidia.com/gpu", device_id="x::0", reason="replicas_unknown"
     )
@@ -184,7 +184,7 @@ def test_a_stopped_device_plugin_is_not_said_to_have_never_advertised() -> None:
     assert "never" not in found.fix
 
 
-def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> None:
+def test_device_nodes_and_the_control_node_are_required(tmp_path: Path) -> None:
     assert machine.device_nodes(tmp_path).level is Level.FAIL
     (tmp_path / "nvidia0").touch()
     assert machine.device_nodes(tmp_path).level is Level.FAIL
@@ -192,7 +192,7 @@ def test_device_nodes_are_needed_and_the_control_node_too(tmp_path: Path) -> Non
     assert machine.device_nodes(tmp_path) == ok("device nodes", f"1 GPU nodes in {tmp_path}")
 
 
-def test_a_container_without_the_hosts_processes_is_warned_of(tmp_path: Path) -> None:
+def test_hidden_host_processes_are_a_warning(tmp_path: Path) -> None:
     finding = machine.process_tree(tmp_path)
     assert (finding.level, "hostPID: true" in finding.fix) == (Level.WARN, True)
     (tmp_path / "2").mkdir()
@@ -207,7 +207,7 @@ def test_pod_logs_are_counted(tmp_path: Path) -> None:
     assert machine.pod_logs(tmp_path).cause.startswith("1 pods")
 
 
-def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Path) -> None:
+def test_node_lock_is_free_held_by_an_agent_or_unavailable(tmp_path: Path) -> None:
     config = settings(lock_dir=tmp_path / "run", node_name="n1")
     assert machine.writer_lock(config).level is Level.OK
     assert not (tmp_path / "run").exists(), "the doctor makes nothing"
@@ -225,14 +225,14 @@ def test_the_nodes_lock_is_free_or_another_agents_or_cannot_be_had(tmp_path: Pat
     assert machine.writer_lock(configured(config, lock_dir=None)).level is Level.OK
 
 
-def test_a_state_directory_must_be_one(tmp_path: Path) -> None:
+def test_state_directory_must_be_a_directory(tmp_path: Path) -> None:
     assert machine.state_dir(None).level is Level.OK
     assert machine.state_dir(tmp_path).level is Level.OK
     assert machine.state_dir(tmp_path / "none").level is Level.FAIL
     assert machine.state_dir(tmp_path / ("x" * 300)).level is Level.FAIL
 
 
-def test_a_clock_in_another_century_fails() -> None:
+def test_clock_decades_off_is_a_fail() -> None:
     assert machine.clock(1_800_000_000.0).level is Level.OK
     assert machine.clock(0.0).level is Level.FAIL
 
@@ -258,7 +258,7 @@ def answering(body: bytes) -> Iterator[int]:
             thread.join()
 
 
-def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> None:
+def test_port_is_ok_if_free_or_served_by_an_agent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     assert machine.port("127.0.0.1", free).level is Level.OK
@@ -271,12 +271,12 @@ def test_a_port_is_fine_when_free_or_when_an_agent_already_serves_on_it() -> Non
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_a_port_taken_on_ipv6_only_is_not_free_for_an_agent_that_serves_both() -> None:
+def test_port_taken_on_ipv6_only_is_a_fail() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         assert machine.port("", taken.getsockname()[1]).level is Level.FAIL
 
 
-def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) -> None:
+def test_invalid_collectors_file_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
     finding, _ = machine.collectors(settings(collectors=path))
@@ -288,7 +288,7 @@ def test_a_wrong_collectors_file_is_a_finding_and_not_the_end(tmp_path: Path) ->
 FINDINGS = (ok("clock", "steady"), warn("pods", "two\nlines", "mount them"), fail("driver", "gone", "load it"))
 
 
-def test_findings_are_one_line_each_and_colourless_off_a_terminal() -> None:
+def test_text_findings_are_one_line_each_without_colour() -> None:
     stream = io.StringIO()
     findings.write_text(FINDINGS, simulated=True, stream=stream)
     assert stream.getvalue().splitlines() == [
@@ -300,7 +300,7 @@ def test_findings_are_one_line_each_and_colourless_off_a_terminal() -> None:
     ]
 
 
-def test_findings_as_json_carry_the_worst_level() -> None:
+def test_json_findings_have_the_worst_level() -> None:
     stream = io.StringIO()
     findings.write_json(FINDINGS, simulated=False, stream=stream)
     document = json.loads(stream.getvalue())
@@ -309,7 +309,7 @@ def test_findings_as_json_carry_the_worst_level() -> None:
     assert findings.worst(()) is Level.OK
 
 
-def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_simulated_node_has_every_finding(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = ("--report", str(tmp_path / "report.json"))
     code = main(["doctor", "--simulate", "demo", "--format", "json", "--listen", "127.0.0.1:0", *report])
     document = json.loads(capsys.readouterr().out)
@@ -321,7 +321,7 @@ def test_a_simulated_node_is_examined_whole(capsys: pytest.CaptureFixture[str], 
     assert_reports_hardware_without_names((tmp_path / "report.json").read_text(), levels)
 
 
-def test_attribution_that_is_off_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_disabled_attribution_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--simulate", "demo", "--attribution", "off", "--format", "json", "--listen", "127.0.0.1:0"])
     findings = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert (findings["kubelet"]["level"], findings["kubelet"]["fix"]) == ("warn", "set --attribution on")
@@ -344,7 +344,7 @@ def assert_reports_hardware_without_names(text: str, levels: dict[str, str]) -> 
     assert truth.gpus[0].uuid[:12] in text, "shortened, so that two GPUs are still two"
 
 
-def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_outside_kubernetes_has_no_kubelet_findings(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--workload-manager", "host", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json")
     assert main(["doctor", "--simulate", "demo", *options]) == 0
     found = {one["name"]: one["cause"] for one in json.loads(capsys.readouterr().out)["findings"]}
@@ -352,7 +352,7 @@ def test_a_node_outside_kubernetes_is_not_asked_for_a_kubelet(capsys: pytest.Cap
     assert not {"kubelet", "kubelet and driver", "kubernetes API", "pod logs"} & set(found)
 
 
-async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> None:
+async def test_missing_driver_gives_no_owner_finding(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
     await node.start()
     try:
@@ -373,13 +373,13 @@ async def test_without_a_driver_nothing_is_said_of_owners(tmp_path: Path) -> Non
     assert "owners" not in found, "of the pods that hold GPUs none is known"
 
 
-def test_metadata_that_is_off_is_a_line_and_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_disabled_metadata_is_ok(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "--simulate", "demo", "--kube-metadata", "off", "--listen", "127.0.0.1:0", "--format", "json"])
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert (found["kubernetes API"]["level"], "owners" in found) == ("ok", False)
 
 
-def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_node_without_a_driver_exits_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code = main(["doctor", "--kubelet-socket", str(tmp_path / "none.sock"), "--proc-root", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
@@ -387,9 +387,7 @@ def test_a_node_without_a_driver_fails_with_exit_code_1(capsys: pytest.CaptureFi
     assert any(line.startswith("fail driver ") for line in lines)
 
 
-def test_a_row_for_a_region_is_found_by_the_nodes_labels_as_the_agent_finds_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_region_price_row_is_matched_by_node_labels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     row = "- {region: westeurope, capacity_type: spot, per_gpu_hour: 2, source: s, as_of: 2026-03-01}\n"
     path.write_text("currency: EUR\nlist_prices: off\nrows:\n" + row)
@@ -406,7 +404,7 @@ def price_finding(path: Path | None, *gpus: GpuReading, now: float = 1_790_000_0
     return checks.book(settings(book=path, **changes), NodeFacts(), reading(*gpus) if gpus else None, now)
 
 
-def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_them(tmp_path: Path) -> None:
+def test_price_book_finding_has_row_count_dates_and_the_fallback(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     row = "  - {model: %s, per_gpu_hour: 2, source: s, as_of: %s}\n"
     path.write_text("currency: EUR\nrows:\n" + row % ("NVIDIA H100*", "2026-03-01") + row % ("NVIDIA L4", "2026-01-15"))
@@ -417,7 +415,7 @@ def test_a_price_book_says_how_many_prices_of_which_days_and_what_stands_behind_
     assert price_finding(Path("none"), healthy()).level is Level.OK
 
 
-def test_a_price_book_with_mistakes_is_a_fail_and_a_gpu_without_a_price_a_warning(tmp_path: Path) -> None:
+def test_invalid_price_book_is_a_fail_and_an_unpriced_gpu_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     assert price_finding(path).level is Level.FAIL
     path.write_text("currency: EUR\n")

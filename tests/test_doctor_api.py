@@ -87,7 +87,7 @@ def of_holders(config: AgentConfig, view: Metadata) -> Finding:
     return checks.of_holders(config, attribution, view.facts)
 
 
-async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(tmp_path: Path) -> None:
+async def test_working_api_is_ok_with_rights_owners_and_node_labels(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.objects = WHOLE
         config = settings(world.kubeconfig)
@@ -102,7 +102,7 @@ async def test_an_api_that_answers_is_ok_with_all_rights_owners_and_node_labels(
     assert (labels.level, labels.cause) == (Level.OK, "p5.48xlarge, NVIDIA-L40S")
 
 
-async def test_a_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
+async def test_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with World(tmp_path) as world:
@@ -119,7 +119,7 @@ async def test_a_wrong_node_name_is_a_fail_with_the_value_and_the_fix(
     assert "--node-name is 'gpu-node-1': set it" in foreign["kubernetes API"].cause
 
 
-async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_counted(tmp_path: Path) -> None:
+async def test_pods_without_a_team_or_unknown_to_the_api_are_counted(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.objects = replace(WHOLE, namespaces=())
         config = settings(world.kubeconfig)
@@ -137,7 +137,7 @@ async def test_pods_without_a_team_and_pods_that_the_api_does_not_know_are_count
     assert "not known to the API: ml/train-0" in of_holders(config, view).cause
 
 
-async def test_rights_to_namespaces_are_not_asked_for_without_their_teams(tmp_path: Path) -> None:
+async def test_namespace_rights_are_not_required_without_namespace_teams(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.objects = WHOLE
         found, _ = await asked(settings(world.kubeconfig, namespace_teams=False), None)
@@ -152,9 +152,7 @@ async def test_rights_to_namespaces_are_not_asked_for_without_their_teams(tmp_pa
         (Fault.API_DOWN, "127.0.0.1"),
     ],
 )
-async def test_an_api_that_refuses_or_is_away_is_a_fail_with_cause_and_mend(
-    tmp_path: Path, fault: Fault, word: str
-) -> None:
+async def test_refusing_or_unreachable_api_is_a_fail_with_the_cause(tmp_path: Path, fault: Fault, word: str) -> None:
     async with World(tmp_path) as world:
         world.faults = {fault: 0.0}
         if fault is Fault.API_DOWN:
@@ -164,13 +162,13 @@ async def test_an_api_that_refuses_or_is_away_is_a_fail_with_cause_and_mend(
     assert word in found["kubernetes API"].cause
 
 
-async def test_no_settings_at_all_are_a_fail_that_says_where_they_were_looked_for(tmp_path: Path) -> None:
+async def test_missing_settings_are_a_fail_with_the_paths_checked(tmp_path: Path) -> None:
     found, view = await asked(settings(tmp_path / "none"))
     assert (found["kubernetes API"].level, view) == (Level.FAIL, None)
     assert str(tmp_path / "none") in found["kubernetes API"].cause
 
 
-async def test_a_node_whose_clock_is_off_is_warned_of(tmp_path: Path) -> None:
+async def test_node_clock_skew_is_a_warning(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.objects = WHOLE
         found, _ = await asked(settings(world.kubeconfig), skew=-120.0)
@@ -240,7 +238,7 @@ async def test_each_missing_right_is_named_with_verb_and_resource(tmp_path: Path
         assert f"grant verb {verb} on resource {resource} " in rights.cause
 
 
-def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
+def test_disabled_metadata_finding_names_the_missing_features() -> None:
     finding = kubernetes.OFF
     assert (finding.level, "--kube-metadata on" in finding.cause, "namespaces" in finding.cause) == (
         Level.OK,
@@ -249,12 +247,12 @@ def test_metadata_that_is_off_is_said_with_what_that_costs() -> None:
     )
 
 
-def test_node_labels_that_cannot_be_read_and_those_that_say_nothing_are_two_things() -> None:
+def test_unreadable_and_empty_node_labels_are_distinguished() -> None:
     assert checks.node_labels(None).level is Level.WARN
     assert "say nothing" in checks.node_labels(NodeFacts()).cause
 
 
-def test_what_pods_say_and_cannot_be_understood_is_told() -> None:
+def test_invalid_pod_annotations_are_reported() -> None:
     config = load_agent({}, {}, check_paths=False)
     attribution = attributor(config, HOLDING).join(READING, 1.0, 0.0)
     facts = PodFacts(owner=Owner(namespace="ml", team="t"), problems=("bad_opt_out",))

@@ -78,25 +78,25 @@ def nvml(*gpus: GpuReading) -> Reading:
     return reading(*gpus, source="nvml")
 
 
-def test_an_engine_with_nvmls_gpus_and_instances_is_ok() -> None:
+def test_engine_with_the_same_gpus_and_instances_as_nvml_is_ok() -> None:
     found = sources.engine_devices(reading(one(0, instances=2), one(1)), nvml(one(0, instances=2), one(1)))
     assert (found.level, found.cause) == (Level.OK, "2 x NVIDIA A100-SXM4-80GB, 2 MIG instances, as NVML has")
 
 
-def test_an_engine_that_lacks_an_instance_of_nvmls_is_warned_of_by_its_uuid() -> None:
+def test_engine_without_an_nvml_instance_is_a_warning_with_its_uuid() -> None:
     found = sources.engine_devices(reading(one(0, instances=1)), nvml(one(0, instances=3)))
     assert found.level is Level.WARN
     assert found.cause == "of NVML's 1 GPUs, 3 MIG instances it has not MIG-0-1, MIG-0-2"
     assert "restart nvidia-dcgm" in found.fix
 
 
-def test_another_nodes_engine_is_told_by_its_gpus_and_the_mend_names_the_service() -> None:
+def test_engine_of_another_node_is_a_warning_with_the_service_fix() -> None:
     found = sources.engine_devices(reading(one(0, host=7), one(1, host=7)), nvml(one(0), one(1)))
     assert (found.level, "none of its 2 GPUs" in found.cause) == (Level.WARN, True)
     assert "internalTrafficPolicy: Local" in found.fix
 
 
-def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
+def test_engine_without_gpus_or_with_a_lost_gpu_is_a_warning() -> None:
     assert "restart" in sources.engine_devices(reading(), nvml(one())).fix
     lost = sources.engine_devices(reading(one(0), one(1, state=DeviceState.LOST)), None)
     assert (lost.level, "GPU 1 lost" in lost.cause) == (Level.WARN, True)
@@ -116,13 +116,13 @@ def test_an_engine_without_gpus_and_one_with_a_lost_gpu_are_warned_of() -> None:
         (ProfilingState.UNSUPPORTED, Level.OK, ""),
     ],
 )
-def test_each_state_of_profiling_has_its_mend(state: ProfilingState, level: Level, words: str) -> None:
+def test_each_profiling_state_has_its_fix(state: ProfilingState, level: Level, words: str) -> None:
     found = sources.profiling(reading(one(profiling=state)), nvml(one()))
     assert found is not None
     assert (found.level, words in found.fix) == (level, True)
 
 
-def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
+def test_profiling_missing_in_dcgm_but_measured_by_nvml_is_ok() -> None:
     hopper = one(0, values={ENGINE: 0.5})
     found = sources.profiling(reading(one(0, profiling=ProfilingState.NO_MODULE)), nvml(hopper))
     assert found == Finding(
@@ -134,11 +134,11 @@ def test_profiling_that_dcgm_lacks_and_nvml_measures_is_no_warning() -> None:
     assert (blind.level, "1 no module" in blind.cause) == (Level.WARN, True)
 
 
-def test_nothing_is_said_of_profiling_that_was_not_asked_for() -> None:
+def test_unrequested_profiling_gives_no_finding() -> None:
     assert sources.profiling(reading(one()), None) is None
 
 
-def test_fields_of_the_file_that_the_gpus_do_not_have_are_named() -> None:
+def test_collectors_fields_without_values_are_named() -> None:
     rows = {Field(300): "DCGM_FI_DEV_ECC_CURRENT", Field(63): "CAPABILITY"}
     found = sources.fields(rows, reading(one(values={Field(63): 8})))
     assert found is not None
@@ -147,7 +147,7 @@ def test_fields_of_the_file_that_the_gpus_do_not_have_are_named() -> None:
     assert sources.fields({}, reading(one())) is None
 
 
-def test_a_profiling_field_is_not_told_twice_while_nothing_is_profiled() -> None:
+def test_profiling_field_is_not_reported_again_while_profiling_is_paused() -> None:
     rows = {Field(1013): "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE"}
     paused = reading(one(profiling=ProfilingState.PAUSED))
     assert sources.fields(rows, paused) is None
@@ -176,7 +176,7 @@ async def engine_finding(
     return [one for one in found if one], last
 
 
-async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_reading() -> None:
+async def test_working_engine_is_ok_with_version_and_age_of_the_reading() -> None:
     last = reading(one())
     (found,), got = await engine_finding(speaking(*[last] * 4), settings(), clock=lambda: 100.4)
     assert (found.level, found.name, got) == (Level.OK, "DCGM engine", last)
@@ -184,14 +184,14 @@ async def test_an_engine_that_answers_is_told_with_version_and_age_of_its_readin
     assert found.cause.endswith("the last one 0.4 s old")
 
 
-async def test_an_engine_that_takes_longer_than_the_interval_is_warned_of() -> None:
+async def test_engine_slower_than_the_interval_is_a_warning() -> None:
     slow = replace(reading(one()), duration_seconds=1.6)
     (found,), _ = await engine_finding(speaking(*[slow] * 4), settings())
     assert (found.level, "--sample-interval" in found.fix) == (Level.WARN, True)
     assert "it took 1.6 s, longer than the sample interval of 1 s" in found.cause
 
 
-async def test_trouble_with_the_engine_is_a_warning_beside_nvml_and_a_fail_without_it() -> None:
+async def test_engine_failure_is_a_warning_with_nvml_and_a_fail_without() -> None:
     refused = SourceStatus(
         name="dcgm", state=SourceState.FAILED, reason="dcgm_refused", message="nobody listens; start"
     )
@@ -200,7 +200,7 @@ async def test_trouble_with_the_engine_is_a_warning_beside_nvml_and_a_fail_witho
         assert (found.level, found.cause, last) == (level, "nobody listens; start", None)
 
 
-async def test_an_engine_that_hangs_is_told_within_the_deadline() -> None:
+async def test_hanging_engine_is_reported_within_the_deadline() -> None:
     started = time.monotonic()
     silent = [sys.executable, "-c", "import time; time.sleep(60)"]
     (found,), last = await engine_finding(silent, settings(), deadline=0.5)
@@ -209,13 +209,13 @@ async def test_an_engine_that_hangs_is_told_within_the_deadline() -> None:
     assert "restart nvidia-dcgm" in found.fix
 
 
-async def test_what_a_process_that_died_has_written_can_be_had() -> None:
+async def test_dead_child_is_reported_with_its_signal() -> None:
     (found,), _ = await engine_finding([sys.executable, "-c", "import os; os.abort()"], settings())
     assert (found.level, "SIGABRT" in found.cause) == (Level.WARN, True)
     assert "--log-level debug" in found.fix
 
 
-def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
+def test_unmeasured_instances_suggest_dcgm_unless_in_use() -> None:
     blind = nvml(one(0, instances=2))
     assert "--dcgm-address" in sources.activity(blind).fix
     assert "--dcgm-address" not in sources.activity(blind, dcgm=True).fix
@@ -225,7 +225,7 @@ def test_blind_instances_have_dcgm_for_a_mend_unless_it_is_in_use() -> None:
     assert (found.level, found.cause) == (Level.OK, "engine counters on all 1 GPUs, on 1 of them by DCGM")
 
 
-def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_path: Path) -> None:
+def test_dcgm_only_rows_are_a_warning_without_dcgm(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n1013, gauge, tensor\n")
     found, _ = machine.collectors(settings(collectors=path, dcgm_address=""))
@@ -234,14 +234,14 @@ def test_rows_that_only_dcgm_answers_are_warned_of_where_it_is_not_in_use(tmp_pa
     assert machine.collectors(settings(collectors=path))[0].level is Level.OK
 
 
-def test_layers_say_dcgm_where_it_is_dcgm_that_shows_the_gpus() -> None:
+def test_layers_finding_names_dcgm_if_dcgm_is_the_only_source() -> None:
     node = findings.Surroundings(config=settings(), wall=time.time, monotonic=time.monotonic)
     found = layer_agreement(replace(node, config=configured(node.config, source="dcgm")), None)
     assert "DCGM does not work here" in found.cause
     assert "NVML" not in found.cause
 
 
-async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
+async def test_listening_engine_port_is_suggested() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         found = await sources.hint(port)
@@ -250,7 +250,7 @@ async def test_what_listens_where_engines_do_is_told_and_nothing_else() -> None:
     assert await sources.hint(port) is None
 
 
-async def test_without_nvml_nothing_of_nvml_is_examined(tmp_path: Path) -> None:
+async def test_dcgm_alone_has_no_nvml_findings(tmp_path: Path) -> None:
     config = settings(source="dcgm", enabled=False, proc_root=tmp_path, listen=Listen("", 0))
     last = reading(one(profiling=ProfilingState.RUNNING))
     around = findings.Surroundings(
@@ -273,7 +273,7 @@ def told(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[s
     return code, {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
 
 
-def test_partitioned_a100_are_blind_without_dcgm_and_measured_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_partitioned_a100_is_unmeasured_without_dcgm_and_measured_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     _, without = told(capsys, "--simulate", "a100-mig")
     assert without["activity"]["level"] == "warn"
     assert "--dcgm-address HOST:5555" in without["activity"]["fix"]
@@ -287,7 +287,7 @@ def test_partitioned_a100_are_blind_without_dcgm_and_measured_with_it(capsys: py
     assert (code, beside["activity"]["level"], "by DCGM" in beside["activity"]["cause"]) == (0, "ok", True)
 
 
-def test_a_long_sample_interval_blinds_the_agents_for_a_while_and_not_the_doctor(
+def test_long_sample_interval_does_not_leave_the_doctor_without_activity(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost", "--sample-interval", "30s")
@@ -296,7 +296,7 @@ def test_a_long_sample_interval_blinds_the_agents_for_a_while_and_not_the_doctor
     assert found["activity"]["level"] == "ok"
 
 
-def test_words_of_dcgm_exporter_without_an_equivalent_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_dcgm_exporter_options_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = told(capsys, "--simulate", "a100-mig", "-d", "g+i", "--enable-pprof", "-k=true")
     assert (code, found["options"]["level"]) == (0, "warn")
     assert found["options"]["cause"] == (
@@ -305,14 +305,14 @@ def test_words_of_dcgm_exporter_without_an_equivalent_are_findings(capsys: pytes
     )
 
 
-def test_a_simulated_node_is_examined_by_dcgm_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_node_is_examined_through_dcgm_alone(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = told(capsys, "--simulate", "a100-mig", "--source", "dcgm")
     assert (code, found["DCGM engine"]["level"], "driver" in found) == (0, "ok", False)
     assert found["activity"]["level"] == "ok"
     assert found["kubelet and driver"]["level"] == "ok"
 
 
-def test_a_simulated_engine_is_only_at_its_own_address(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_engine_listens_only_at_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556")
     assert (code, found["DCGM engine"]["level"]) == (0, "warn")
     assert "nothing listens at localhost:5556" in found["DCGM engine"]["cause"]

@@ -72,7 +72,7 @@ def node(built: Path, tmp_path: Path) -> Node:
     return Node(libraries=built / "dcgm", env=env, control=control, block=block)
 
 
-async def test_an_engine_beside_the_driver_is_told_with_all_that_it_has(node: Node) -> None:
+async def test_engine_with_the_driver_has_complete_findings(node: Node) -> None:
     with node.engine() as engine:
         found = await node.findings(engine.address)
     assert found["DCGM engine"].cause.startswith(f"{engine.address}: DCGM 4.6.0, first reading after ")
@@ -82,7 +82,7 @@ async def test_an_engine_beside_the_driver_is_told_with_all_that_it_has(node: No
     assert found["processes"].level is Level.OK
 
 
-async def test_profiling_that_is_paused_has_the_command_that_resumes_it(node: Node) -> None:
+async def test_paused_profiling_has_the_resume_command(node: Node) -> None:
     node.block.module_status = dcgm_stub.PAUSED
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -91,7 +91,7 @@ async def test_profiling_that_is_paused_has_the_command_that_resumes_it(node: No
     assert found["activity"].cause == "engine counters on 0 of 2 GPUs, utilisation on the others"
 
 
-async def test_an_engine_without_its_profiling_module_names_the_package(node: Node) -> None:
+async def test_missing_profiling_module_names_the_package(node: Node) -> None:
     node.block.module_present = 0
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -99,7 +99,7 @@ async def test_an_engine_without_its_profiling_module_names_the_package(node: No
     assert "datacenter-gpu-manager-4-proprietary" in found["DCGM profiling"].fix
 
 
-async def test_one_gpu_that_cannot_be_profiled_does_not_hide_the_other(node: Node) -> None:
+async def test_gpu_that_cannot_be_profiled_does_not_hide_the_other(node: Node) -> None:
     node.block.gpus[1].profiling = dcgm_stub.BY_NOTHING
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -107,7 +107,7 @@ async def test_one_gpu_that_cannot_be_profiled_does_not_hide_the_other(node: Nod
     assert found["activity"].cause == "engine counters on 1 of 2 GPUs, on 1 of them by DCGM, utilisation on the others"
 
 
-async def test_a_gpu_that_the_engine_does_not_have_is_named(node: Node) -> None:
+async def test_gpu_missing_from_the_engine_is_named(node: Node) -> None:
     node.block.gpu_count = 1
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -115,7 +115,7 @@ async def test_a_gpu_that_the_engine_does_not_have_is_named(node: Node) -> None:
     assert stub.gpu_uuid(1) in found["DCGM devices"].cause
 
 
-async def test_fields_of_the_collectors_file_that_dcgm_cannot_tell_are_named(node: Node, tmp_path: Path) -> None:
+async def test_collectors_fields_without_dcgm_values_are_named(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "collectors.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n69, gauge, slices\n300, gauge, ecc\n1077, gauge, c2c\n")
     node.block.override(1077, dcgm_stub.BLANK, code=2)
@@ -130,7 +130,7 @@ async def test_fields_of_the_collectors_file_that_dcgm_cannot_tell_are_named(nod
     assert "SLICES" not in told.cause
 
 
-async def test_an_engine_that_hangs_does_not_make_the_doctor_hang(node: Node) -> None:
+async def test_hanging_engine_does_not_block_the_doctor(node: Node) -> None:
     with node.engine() as engine:
         engine.stop()
         started = time.monotonic()
@@ -144,13 +144,13 @@ async def test_an_engine_that_hangs_does_not_make_the_doctor_hang(node: Node) ->
     assert alone["DCGM engine"].level is Level.FAIL
 
 
-async def test_an_embedded_engine_is_told_as_what_it_is(node: Node) -> None:
+async def test_embedded_engine_is_reported_as_embedded(node: Node) -> None:
     found = await node.findings("embedded")
     assert found["DCGM engine"].cause.startswith("embedded: DCGM 4.6.0, first reading after ")
     assert found["DCGM devices"].level is Level.OK
 
 
-async def test_a_slow_engine_is_told_to_be_slower_than_the_interval(node: Node) -> None:
+async def test_slow_engine_is_reported_as_slower_than_the_interval(node: Node) -> None:
     node.block.slow_micros = 150_000
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -158,7 +158,7 @@ async def test_a_slow_engine_is_told_to_be_slower_than_the_interval(node: Node) 
     assert "longer than the sample interval of 0.2 s" in found["DCGM engine"].cause
 
 
-async def test_what_the_engine_refuses_is_told_and_the_rest_goes_on(node: Node) -> None:
+async def test_refused_field_is_reported_and_other_findings_continue(node: Node) -> None:
     node.block.refused_field, node.block.refused_code = 155, -24
     with node.engine() as engine:
         found = await node.findings(engine.address)
@@ -167,7 +167,7 @@ async def test_what_the_engine_refuses_is_told_and_the_rest_goes_on(node: Node) 
     assert found["DCGM profiling"].level is Level.OK
 
 
-async def test_an_engine_that_gives_no_values_is_not_to_be_restarted(node: Node) -> None:
+async def test_engine_without_values_is_not_to_be_restarted(node: Node) -> None:
     with node.engine() as engine:
         node.block.pause()
         found = await node.findings(engine.address, source="dcgm")
@@ -177,7 +177,7 @@ async def test_an_engine_that_gives_no_values_is_not_to_be_restarted(node: Node)
     assert not [one for one in found.values() if "restart" in one.fix], "a restart would abort the diagnosis"
 
 
-async def test_an_engine_without_room_for_a_group_is_named_and_no_gpu_is_blamed(node: Node) -> None:
+async def test_engine_without_room_for_a_group_is_reported_without_blaming_a_gpu(node: Node) -> None:
     node.block.foreign_groups = 64
     with node.engine() as engine:
         found = await node.findings(engine.address, source="dcgm")

@@ -33,7 +33,7 @@ def pci(sys_root: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x
         (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
 
 
-def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_passed_through(tmp_path: Path) -> None:
+def test_pci_count_excludes_other_vendors_functions_and_passed_through_gpus(tmp_path: Path) -> None:
     assert checks.on_bus(tmp_path) is None
     pci(tmp_path, "0000:17:00.0", driver="nvidia")
     pci(tmp_path, "0000:18:00.0")
@@ -46,7 +46,7 @@ def test_the_bus_is_counted_without_other_makers_other_functions_and_what_is_pas
     assert checks.on_bus(tmp_path) == 3
 
 
-def test_the_drivers_gpus_are_counted_unless_a_container_is_shown_its_own(tmp_path: Path) -> None:
+def test_driver_gpus_are_counted_unless_a_container_mount_hides_them(tmp_path: Path) -> None:
     assert checks.in_driver(tmp_path) is None
     for address in ("0000:17:00.0", "0000:18:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / address).mkdir(parents=True)
@@ -100,7 +100,7 @@ def judged(
     return agreement(seen, attribution, answer, on_bus=on_bus, in_driver=in_driver)
 
 
-def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
+def test_layer_that_lost_a_gpu_is_named() -> None:
     ids = (gpu(0).uuid, gpu(1).uuid)
     both = (whole(0), whole(1))
     assert judged(allocations(ids[0], *ids), *both, on_bus=2, in_driver=2).level is Level.OK
@@ -115,7 +115,7 @@ def test_the_layer_that_has_lost_a_gpu_is_named() -> None:
     assert judged(None, *both).level is Level.OK
 
 
-def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> None:
+def test_broken_driver_and_unloaded_driver_are_distinguished() -> None:
     shown = agreement(None, on_bus=8, in_driver=8)
     assert (shown.level, shown.cause.partition(":")[0]) == (Level.FAIL, "container toolkit")
     missing = agreement(None, on_bus=8, in_driver=None)
@@ -124,7 +124,7 @@ def test_a_driver_that_does_not_work_is_told_from_one_that_is_not_loaded() -> No
     assert "0 GPUs" not in nothing.cause, "without NVML nobody has counted"
 
 
-def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
+def test_allocated_device_missing_from_the_driver_is_named() -> None:
     config, seen = settings(), reading(whole(0))
     good = attributor(config, allocations(gpu(0).uuid)).join(seen, 1.0, 0.0)
     gone = attributor(config, allocations(gpu(5).uuid)).join(seen, 1.0, 0.0)
@@ -142,9 +142,7 @@ def test_a_held_device_that_the_driver_does_not_show_is_named() -> None:
         ("reservation_pending", Level.WARN, "check of the API"),
     ],
 )
-def test_what_cannot_be_matched_has_its_mend_and_a_virtual_machines_gpu_needs_none(
-    reason: str, level: Level, fix: str
-) -> None:
+def test_unresolved_device_has_a_fix_and_a_passed_through_gpu_needs_none(reason: str, level: Level, fix: str) -> None:
     one = Unresolved(namespace="ml", pod="p", container="m", resource="gpu", device_id="x", reason=reason)
     finding = kubernetes.agreement(Attribution(known=True, unresolved=(one,)))
     assert (finding.level, fix in finding.fix) == (level, True)
@@ -163,7 +161,7 @@ def workload_holders(config: AgentConfig, seen: Reading | None) -> Finding:
     return kubernetes.workload_holders(config, source, seen, 1.0)
 
 
-def test_outside_kubernetes_the_doctor_says_who_holds_and_how_that_is_known(proc: Proc, tmp_path: Path) -> None:
+def test_holders_outside_kubernetes_are_reported_with_their_source(proc: Proc, tmp_path: Path) -> None:
     slurm = settings(workload_manager="slurm", proc_root=proc.root)
     assert "slurm: 1 hold devices, by their processes" in workload_holders(slurm, reading(whole(0, 42))).cause
     proc.add(44, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n")

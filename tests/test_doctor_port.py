@@ -68,20 +68,20 @@ def context(
     return made
 
 
-def test_an_agent_behind_tls_is_known_whatever_its_certificate(certificates: Certificates) -> None:
+def test_agent_with_tls_is_recognised_for_any_certificate(certificates: Certificates) -> None:
     with answering(200, b"ok\n", tls=context(certificates)) as number:
         assert "already serving" in machine.port("127.0.0.1", number).cause
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_agent_that_demands_a_certificate_is_known_by_that(
+def test_agent_that_requires_a_client_certificate_is_recognised(
     certificates: Certificates, version: ssl.TLSVersion
 ) -> None:
     with answering(200, b"ok\n", tls=context(certificates, demands=True, version=version)) as number:
         assert machine.port("127.0.0.1", number).level is Level.OK
 
 
-def test_an_agent_that_demands_a_password_is_known_by_its_realm_and_another_program_is_not(
+def test_agent_that_requires_a_password_is_recognised_by_its_realm(
     certificates: Certificates,
 ) -> None:
     for tls in (None, context(certificates)):
@@ -91,13 +91,13 @@ def test_an_agent_that_demands_a_password_is_known_by_its_realm_and_another_prog
             assert machine.port("127.0.0.1", number).level is Level.FAIL
 
 
-def test_another_program_behind_tls_has_the_port(certificates: Certificates) -> None:
+def test_other_program_with_tls_occupies_the_port(certificates: Certificates) -> None:
     with answering(404, b"no such page\n", tls=context(certificates)) as number:
         finding = machine.port("127.0.0.1", number)
     assert (finding.level, "--listen" in finding.fix) == (Level.FAIL, True)
 
 
-def test_another_program_that_hangs_up_is_no_agent() -> None:
+def test_program_that_closes_the_connection_is_not_the_agent() -> None:
     def hang_up() -> None:
         for _ in range(2):  # asked in plain and by TLS
             listener.accept()[0].close()

@@ -92,13 +92,13 @@ PARTS = {mig_uuid(21), mig_uuid(22)}
         "an instance that is there no more",
     ],
 )
-def test_a_doubt_concerns_the_gpus_that_the_pod_may_hold(
+def test_unresolved_device_puts_only_possible_gpus_in_doubt(
     container: ContainerAllocation, evidence: Evidence, expected: set[str]
 ) -> None:
     assert in_doubt(join([container], GPUS, INSTANCES, evidence=evidence)) == expected
 
 
-def test_a_minor_number_that_nobody_has_leaves_in_doubt_the_gpus_that_tell_none() -> None:
+def test_unknown_minor_number_puts_gpus_without_a_minor_in_doubt() -> None:
     gpus = [gpu(0), replace(gpu(1), minor=None)]
     assert in_doubt(join([held("a", "nvidia17")], gpus), gpus) == {gpu_uuid(1)}
     waiting = join([claimed("a", "gpu-17")], gpus, evidence=WAITING)
@@ -121,7 +121,7 @@ SLICED = st.sampled_from(
     st.lists(st.sampled_from([gpu_uuid(0), gpu_uuid(1), mig_uuid(21)]), max_size=2),
     st.dictionaries(st.sampled_from([("node-1", name) for name in DRA_NAMES]), SLICED, max_size=3),
 )
-def test_what_will_prove_to_be_held_is_never_called_free_before(
+def test_gpu_that_later_proves_held_is_never_unallocated_before(
     claims: list[tuple[str, str, int]], reserved: list[str], devices: dict[tuple[str, str], SliceDevice]
 ) -> None:
     containers = [claimed(pod, device, claim=claim, container=f"c{n}") for n, (pod, device, claim) in enumerate(claims)]

@@ -34,7 +34,7 @@ def whole(number: int) -> SliceDevice:
     return SliceDevice(kind="gpu", uuid=gpu_uuid(number), memory_bytes=GPU_MIB * MIB)
 
 
-def test_a_device_is_what_its_slice_says_and_not_what_its_name_does() -> None:
+def test_device_is_resolved_by_its_slice_and_not_by_its_name() -> None:
     attribution = join([claimed("a", "gpu-10")], [gpu(0), gpu(1)], evidence=sliced(gpu_10=whole(1)))
     (holder,) = attribution.holders[gpu_uuid(1)]
     assert (holder.source, holder.resource, holder.mode) == ("dra", "gpu.nvidia.com", ShareMode.EXCLUSIVE)
@@ -42,11 +42,11 @@ def test_a_device_is_what_its_slice_says_and_not_what_its_name_does() -> None:
 
 
 @pytest.mark.parametrize("evidence", [Evidence(), sliced(), sliced(gpu_99=whole(1))])
-def test_a_device_of_no_slice_is_found_by_its_name(evidence: Evidence) -> None:
+def test_device_without_a_slice_is_resolved_by_its_name(evidence: Evidence) -> None:
     assert list(join([claimed("a", "gpu-10")], [gpu(0), gpu(1)], evidence=evidence).holders) == [gpu_uuid(0)]
 
 
-def test_a_slice_of_another_pool_says_nothing() -> None:
+def test_slice_of_another_pool_is_ignored() -> None:
     evidence = Evidence(devices={("node-2", "gpu-10"): whole(1)})
     assert list(join([claimed("a", "gpu-10")], [gpu(0), gpu(1)], evidence=evidence).holders) == [gpu_uuid(0)]
 
@@ -88,7 +88,7 @@ DYNAMIC = SliceDevice(kind="mig", parent_uuid=gpu_uuid(0), profile="1g.10gb")
         "old name without a slice",
     ],
 )
-def test_an_instance_is_found_by_uuid_by_place_or_as_the_only_one_of_its_profile(
+def test_instance_is_found_by_uuid_placement_or_unique_profile(
     name: str, device: SliceDevice | None, instances: list[MigInstance], found: list[str]
 ) -> None:
     evidence = Evidence(devices={("node-1", name): device} if device else None)
@@ -97,7 +97,7 @@ def test_an_instance_is_found_by_uuid_by_place_or_as_the_only_one_of_its_profile
     assert reasons(attribution) == ([] if found else [("a", "dra_unresolved")])
 
 
-def test_two_dynamic_instances_are_told_apart_by_their_places() -> None:
+def test_two_dynamic_instances_are_distinguished_by_placement() -> None:
     names = ("gpu-10-mig-1g10gb-19-0", NEW_FORM)
     evidence = Evidence(devices={("node-1", name): DYNAMIC for name in names})
     containers = [claimed("a", names[0]), claimed("b", names[1], claim=2)]
@@ -105,7 +105,7 @@ def test_two_dynamic_instances_are_told_apart_by_their_places() -> None:
     assert set(shares(attribution)) == {(mig_uuid(1), "a", "main"), (mig_uuid(2), "b", "main")}
 
 
-def test_two_dynamic_instances_with_one_in_sight_are_never_the_same_one() -> None:
+def test_two_dynamic_claims_never_resolve_to_one_instance() -> None:
     names = ("gpu-10-mig-1g10gb-19-0", NEW_FORM)
     evidence = Evidence(devices={("node-1", names[0]): DYNAMIC})
     containers = [claimed("a", names[0]), claimed("b", names[1], claim=2)]
@@ -115,20 +115,20 @@ def test_two_dynamic_instances_with_one_in_sight_are_never_the_same_one() -> Non
     assert shares(attribution) == {(mig_uuid(1), "a", "main"): 1 / 7}
 
 
-def test_a_uuid_of_a_slice_that_the_driver_does_not_see_is_unknown() -> None:
+def test_slice_uuid_unknown_to_the_driver_is_unresolved() -> None:
     attribution = join([claimed("a", "gpu-10")], [gpu(0)], evidence=sliced(gpu_10=whole(5)))
     assert reasons(attribution) == [("a", "unknown_uuid")]
     assert attribution.allocated_devices == 1
 
 
-def test_a_gpu_of_a_virtual_machine_is_passed_through_whatever_its_name() -> None:
+def test_gpu_of_a_virtual_machine_is_passed_through() -> None:
     evidence = sliced(gpu_10=SliceDevice(kind="vfio", uuid=gpu_uuid(0)))
     attribution = join([claimed("a", "gpu-10")], [gpu(0)], evidence=evidence)
     assert reasons(attribution) == [("a", "dra_passed_through")]
     assert attribution.allocated_devices == 0
 
 
-def test_monitoring_is_not_holding() -> None:
+def test_admin_access_claim_is_no_holder() -> None:
     containers = [claimed("a", "gpu-10"), claimed("watcher", "gpu-10", "gpu-11", claim=2)]
     evidence = Evidence(
         reads_claims=True,
@@ -143,18 +143,18 @@ def test_monitoring_is_not_holding() -> None:
     assert attribution.allocated_devices == 1
 
 
-def test_a_claim_that_monitors_one_device_and_holds_another_holds_that_one() -> None:
+def test_claim_with_admin_access_to_one_device_holds_the_other() -> None:
     evidence = Evidence(claims={FIRST: (allocated("gpu-10", admin_access=True), allocated("gpu-11"))})
     attribution = join([claimed("a", "gpu-10", "gpu-11")], [gpu(0), gpu(1)], evidence=evidence)
     assert list(attribution.holders) == [gpu_uuid(1)]
 
 
-def test_a_claim_that_both_monitors_and_holds_a_device_holds_it() -> None:
+def test_claim_with_and_without_admin_access_to_a_device_holds_it() -> None:
     evidence = Evidence(claims={FIRST: (allocated("gpu-10", admin_access=True), allocated("gpu-10"))})
     assert list(join([claimed("a", "gpu-10")], [gpu(0)], evidence=evidence).holders) == [gpu_uuid(0)]
 
 
-def test_a_claim_that_will_be_read_is_a_doubt_until_then() -> None:
+def test_unread_claim_is_pending() -> None:
     attribution = join([claimed("a", "gpu-10")], [gpu(0)], evidence=Evidence(reads_claims=True))
     assert attribution.holders == {}
     assert reasons(attribution) == [("a", "claim_pending")]
@@ -172,12 +172,12 @@ def test_a_claim_that_will_be_read_is_a_doubt_until_then() -> None:
     ],
     ids=["unreadable", "no results", "results of another device", "claims are not read", "no UID"],
 )
-def test_where_the_claim_says_nothing_the_kubelets_word_counts(claim: int | None, evidence: Evidence) -> None:
+def test_unreadable_claim_falls_back_to_the_kubelet(claim: int | None, evidence: Evidence) -> None:
     attribution = join([claimed("a", "gpu-10", claim=claim)], [gpu(0)], evidence=evidence)
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 1.0}
 
 
-def test_a_claim_without_a_uid_is_looked_up_by_its_name() -> None:
+def test_claim_without_a_uid_is_found_by_name() -> None:
     evidence = Evidence(reads_claims=True, claims={"ml/cNone": (allocated("gpu-10", admin_access=True),)})
     attribution = join([claimed("a", "gpu-10", claim=None)], [gpu(0)], evidence=evidence)
     assert (attribution.holders, attribution.unresolved) == ({}, ())
@@ -204,7 +204,7 @@ def sharing(first: int | None, second: int | None) -> Evidence:
         (GPU_MIB, None, [(0.5, True), (0.5, True)]),
     ],
 )
-def test_a_share_of_a_device_is_what_it_consumes_of_its_memory(
+def test_share_is_the_consumed_part_of_the_memory(
     first: int | None, second: int | None, expected: list[tuple[float, bool]]
 ) -> None:
     containers = [claimed("a", "gpu-10", share_id="s1"), claimed("b", "gpu-10", claim=2, share_id="s2")]
@@ -213,13 +213,13 @@ def test_a_share_of_a_device_is_what_it_consumes_of_its_memory(
     assert {one.mode for one in holders} == {ShareMode.SHARED}
 
 
-def test_a_share_that_one_container_names_twice_counts_once() -> None:
+def test_share_named_twice_by_a_container_counts_once() -> None:
     containers = [claimed("a", "gpu-10", "gpu-10", share_id="s1")]
     (holder,) = join(containers, [gpu(0)], evidence=sharing(GPU_MIB // 4, None)).holders[gpu_uuid(0)]
     assert (holder.share_ratio, holder.share_estimated) == (0.25, False)
 
 
-def test_containers_of_one_share_have_it_together() -> None:
+def test_containers_of_one_share_split_it() -> None:
     containers = [
         claimed("a", "gpu-10", share_id="s1", container="one"),
         claimed("a", "gpu-10", share_id="s1", container="two"),
@@ -228,13 +228,13 @@ def test_containers_of_one_share_have_it_together() -> None:
     assert [(one.share_ratio, one.share_estimated) for one in holders] == [(0.125, False)] * 2
 
 
-def test_two_claims_on_one_whole_gpu_are_divided_by_guess() -> None:
+def test_two_claims_on_one_whole_gpu_are_split_and_estimated() -> None:
     containers = [claimed("a", "gpu-10"), claimed("b", "gpu-10", claim=2)]
     holders = join(containers, [gpu(0)]).holders[gpu_uuid(0)]
     assert [(one.share_ratio, one.share_estimated) for one in holders] == [(0.5, True)] * 2
 
 
-def test_the_claims_uid_is_in_the_name_of_its_own_device() -> None:
+def test_claim_uid_is_read_from_the_cdi_name_of_its_device() -> None:
     first, second = claimed("a", "gpu-0", "gpu-1").claims
     assert claim_uid(first) == claim_uid(second) == FIRST
 
@@ -250,27 +250,27 @@ def test_the_claims_uid_is_in_the_name_of_its_own_device() -> None:
     ],
     ids=["none", "no claim", "another device's", "its own first", "two"],
 )
-def test_a_uid_is_read_where_it_is_certain(names: tuple[str, ...], uid: str | None) -> None:
+def test_claim_uid_is_read_only_from_an_unambiguous_cdi_name(names: tuple[str, ...], uid: str | None) -> None:
     claim = ClaimedDevice(
         claim_name="c", claim_namespace="ml", driver="gpu.nvidia.com", pool="n", device="gpu-0", cdi_names=names
     )
     assert claim_uid(claim) == uid
 
 
-def test_slices_are_what_a_node_with_claims_advertises() -> None:
+def test_slices_give_the_advertised_devices_of_a_node_with_claims() -> None:
     evidence = sliced(gpu_10=whole(0), gpu_11=whole(1), gpu_12=SliceDevice(kind="vfio"), mig=STATIC)
     attribution = join([claimed("a", "gpu-10")], [gpu(0), gpu(1)], evidence=evidence, allocatable={})
     counts = (attribution.advertised_devices, attribution.allocated_devices, attribution.expected_devices)
     assert counts == (2, 1, 2)
 
 
-def test_without_slices_a_node_with_claims_does_not_tell_what_it_advertises() -> None:
+def test_missing_slices_leave_the_advertised_devices_unknown() -> None:
     attribution = join([claimed("a", "gpu-10")], [gpu(0)], allocatable={})
     counts = (attribution.advertised_devices, attribution.allocated_devices, attribution.expected_devices)
     assert counts == (None, 1, None)
 
 
-def test_a_pod_that_ended_holds_no_claim_that_an_old_kubelet_lists() -> None:
+def test_ended_pod_still_listed_by_the_kubelet_holds_no_claim() -> None:
     evidence = knowing(pod_metadata("a"), ended=frozenset({("ml", "b")}))
     attribution = join([claimed("a", "gpu-10"), claimed("b", "gpu-10")], [gpu(0)], evidence=evidence)
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 1.0}

@@ -50,11 +50,11 @@ def parsed(item: dict[str, Any]) -> Slice:
     ],
     ids=["v1 and v1beta2", "v1beta1", "v1alpha3", "with domain", "without type"],
 )
-def test_a_device_reads_the_same_in_every_version(device: dict[str, Any]) -> None:
+def test_device_reads_the_same_in_every_version(device: dict[str, Any]) -> None:
     assert parsed(resource_slice(device)).devices == {"gpu-0": GPU}
 
 
-def test_a_mig_device_that_does_not_exist_yet_has_a_parent_and_a_profile_and_no_uuid() -> None:
+def test_future_mig_device_has_a_parent_and_a_profile_and_no_uuid() -> None:
     attributes = {"type": {"string": "mig"}, "parentUUID": {"string": GPU_UUID}, "profile": {"string": "1g.24gb"}}
     devices = parsed(resource_slice({"name": "gpu-2-mig-1g24gb-19-0", "attributes": attributes})).devices
     assert devices == {
@@ -62,20 +62,20 @@ def test_a_mig_device_that_does_not_exist_yet_has_a_parent_and_a_profile_and_no_
     }
 
 
-def test_slices_of_other_drivers_are_nothing() -> None:
+def test_slices_of_other_drivers_are_ignored() -> None:
     item = resource_slice()
     item["spec"]["driver"] = "compute-domain.nvidia.com"
     assert parse_slice(item) is None
 
 
-def test_a_slice_without_devices_completes_its_pool() -> None:
+def test_slice_without_devices_completes_its_pool() -> None:
     gpu = parsed(resource_slice({"name": "gpu-0", "attributes": ATTRIBUTES}, count=2))
     counters = parsed(resource_slice(count=2, name="n1-b"))
     assert pools_of([gpu], {}) == {}
     assert set(pools_of([gpu, counters], {})["n1"]) == {"gpu-0"}
 
 
-def test_the_newest_complete_generation_counts_and_while_there_is_none_the_last_one_does() -> None:
+def test_newest_complete_generation_is_used_or_the_previous_one() -> None:
     old = Slice(pool="n1", generation=1, slice_count=2, devices={"gpu-0": GPU})
     new = Slice(pool="n1", generation=2, slice_count=2, devices={"gpu-1": GPU})
     before = pools_of([old, old], {})
@@ -88,7 +88,7 @@ def test_the_newest_complete_generation_counts_and_while_there_is_none_the_last_
     assert pools_of([], before) == {}
 
 
-def test_a_claim_gives_its_devices_with_share_access_and_consumption() -> None:
+def test_claim_has_its_devices_with_share_access_and_consumption() -> None:
     results = [
         {"request": "r", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-0", "adminAccess": True},
         {
@@ -109,7 +109,7 @@ def test_a_claim_gives_its_devices_with_share_access_and_consumption() -> None:
     )
 
 
-def test_a_claim_that_is_not_allocated_has_none_and_one_without_results_has_nothing() -> None:
+def test_unallocated_claim_is_none_and_claim_without_results_is_empty() -> None:
     assert allocated_devices({"status": {}}) is None
     assert allocated_devices({}) is None
     assert allocated_devices({"status": {"allocation": {"devices": {"results": None}}}}) == ()
@@ -140,11 +140,11 @@ def test_a_claim_that_is_not_allocated_has_none_and_one_without_results_has_noth
         (-4, None),
     ],
 )
-def test_quantities(text: object, expected: int | None) -> None:
+def test_quantities_are_parsed(text: object, expected: int | None) -> None:
     assert quantity(text) == expected
 
 
-def test_the_best_version_that_a_cluster_serves_is_chosen() -> None:
+def test_newest_supported_version_of_the_cluster_is_used() -> None:
     assert served_version({"versions": [{"version": "v1beta1"}, {"version": "v1"}]}) == "v1"
     assert served_version({"versions": [{"version": "v1beta1"}, {"version": "v1beta2"}]}) == "v1beta2"
     assert served_version({"versions": [{"version": "v1alpha3"}]}) == ""
@@ -152,7 +152,7 @@ def test_the_best_version_that_a_cluster_serves_is_chosen() -> None:
 
 
 @given(JSON)
-def test_nothing_that_is_json_raises(item: object) -> None:
+def test_arbitrary_json_does_not_raise(item: object) -> None:
     parse_slice(
         {"metadata": {"name": "a"}, "spec": {"driver": "gpu.nvidia.com", "pool": {"name": "p"}, "devices": item}}
     )

@@ -16,7 +16,7 @@ from gpu_simulator.driver_session import ProcessSamples
 from gpu_simulator.truth import GpuTruth, Load, ProcessTruth
 
 
-def test_a_pointer_too_wide_for_an_int_survives_the_binding() -> None:
+def test_64_bit_handle_survives_the_binding() -> None:
     with simulated(gpu(0)):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert (ctypes.cast(handle, ctypes.c_void_p).value or 0) > 2**32
@@ -59,7 +59,7 @@ _gpus = st.builds(
 
 @settings(deadline=None)
 @given(_gpus)
-def test_every_value_read_through_the_binding_is_the_truth_in_nvml_units(truth: GpuTruth) -> None:
+def test_every_value_matches_the_truth_in_nvml_units(truth: GpuTruth) -> None:
     with simulated(truth):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         busy = truth.load
@@ -94,7 +94,7 @@ def test_every_value_read_through_the_binding_is_the_truth_in_nvml_units(truth: 
         assert abs(link_rx.value.ullVal * 1024 - moved.nvlink_rx_bytes_per_second) <= 1024
 
 
-def test_an_override_wins_and_none_is_not_supported() -> None:
+def test_override_replaces_a_value_and_none_is_not_supported() -> None:
     overrides = {Field.GPU_UTIL: 77, Field.FAN_SPEED: 30, Field.POWER_USAGE: None, Field.PCIE_REPLAY_COUNTER: 9}
     with simulated(gpu(0, overrides=overrides, load=load(utilisation=0.1))):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -103,7 +103,7 @@ def test_an_override_wins_and_none_is_not_supported() -> None:
         assert code_of(pynvml.nvmlDeviceGetPowerUsage, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_a_field_value_that_the_board_lacks_fails_alone_and_ecc_off_stays_untouched() -> None:
+def test_unsupported_field_value_fails_alone_and_disabled_ecc_stays_untouched() -> None:
     off = dict.fromkeys((Field.ECC_SBE_VOL_TOTAL, Field.ECC_DBE_VOL_TOTAL))
     with simulated(gpu(0, overrides=off)):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -115,7 +115,7 @@ def test_a_field_value_that_the_board_lacks_fails_alone_and_ecc_off_stays_untouc
         assert unknown.nvmlReturn == module_power.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_the_recovery_action_needs_a_driver_that_knows_it() -> None:
+def test_recovery_action_needs_a_driver_that_supports_it() -> None:
     with simulated(gpu(0)):
         (value,) = pynvml.nvmlDeviceGetFieldValues(pynvml.nvmlDeviceGetHandleByIndex(0), [230])
         assert (value.nvmlReturn, value.value.uiVal) == (0, 0)
@@ -124,14 +124,14 @@ def test_the_recovery_action_needs_a_driver_that_knows_it() -> None:
         assert value.nvmlReturn == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_a_struct_of_the_wrong_version_is_refused() -> None:
+def test_struct_of_the_wrong_version_is_refused() -> None:
     with simulated(gpu(0)):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         mismatch = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
         assert code_of(pynvml.nvmlDeviceGetMemoryInfo, handle, 0x03000030) == mismatch
 
 
-def test_injected_errors_hit_the_named_device_as_often_as_asked() -> None:
+def test_injected_errors_affect_the_named_device_the_given_number_of_times() -> None:
     with simulated(gpu(0), gpu(1)):
         first, second = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
         driver.fail("nvmlDeviceGetPowerUsage", 4, only=1, times=2)
@@ -145,7 +145,7 @@ def test_injected_errors_hit_the_named_device_as_often_as_asked() -> None:
             driver.fail("nvmlDeviceGetWatts", 3)
 
 
-def test_the_truth_is_asked_once_per_burst_of_calls() -> None:
+def test_truth_is_read_once_per_burst_of_calls() -> None:
     asked = []
     with simulated(gpu(0)) as node:
 
@@ -164,7 +164,7 @@ def test_the_truth_is_asked_once_per_burst_of_calls() -> None:
         assert len(asked) == 2
 
 
-def test_uninstalling_gives_the_binding_back_what_it_had() -> None:
+def test_uninstall_restores_the_binding() -> None:
     before = pynvml.nvmlLib
     with simulated(gpu(0)):
         assert pynvml.nvmlLib is not before
@@ -185,7 +185,7 @@ def _mig_handles(parent: object) -> dict[int, object]:
     return found
 
 
-def test_a_destroyed_instance_leaves_a_hole_and_its_handle_dies() -> None:
+def test_destroyed_instance_leaves_a_gap_and_its_handle_becomes_invalid() -> None:
     with simulated(partitioned(instance(7), instance(8), instance(9))) as node:
         parent = pynvml.nvmlDeviceGetHandleByIndex(0)
         handles = _mig_handles(parent)
@@ -202,7 +202,7 @@ def test_a_destroyed_instance_leaves_a_hole_and_its_handle_dies() -> None:
         assert pynvml.nvmlDeviceGetMaxMigDeviceCount(parent) == 0
 
 
-def test_processes_are_listed_per_instance_and_on_the_parent_with_their_ids() -> None:
+def test_processes_are_listed_per_instance_and_on_the_gpu() -> None:
     busy, other = instance(7, processes=(process(11),)), instance(9, processes=(process(12), process(13)))
     with simulated(partitioned(busy, other)):
         parent = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -262,7 +262,7 @@ _ids = {1: "engine", 2: "sm", 3: "occupancy", 4: "integer", 5: "tensor", 10: "dr
 
 @settings(deadline=None)
 @given(_integral, _integral, st.floats(0.2, 3600))
-def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load, seconds: float) -> None:
+def test_gpm_metric_is_the_mean_between_two_samples(before: Load, after: Load, seconds: float) -> None:
     with simulated(gpu(0, load_integral=before)) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice == 1
@@ -274,7 +274,7 @@ def test_a_metric_is_the_mean_between_its_two_samples(before: Load, after: Load,
             assert value == pytest.approx(mean * 100, abs=1e-9)
 
 
-def test_a_sample_has_time_and_load_of_one_instant_while_the_truth_moves_on() -> None:
+def test_sample_has_time_and_load_of_the_same_instant() -> None:
     """A process that gets no time between two steps of a call finds another truth at each of them."""
     with simulated(gpu(0)) as node:
 
@@ -290,7 +290,7 @@ def test_a_sample_has_time_and_load_of_one_instant_while_the_truth_moves_on() ->
         assert _values(old, new, 1) == [pytest.approx(100.0, abs=1e-9)]
 
 
-def test_an_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
+def test_instance_is_measured_by_its_handle_and_by_its_gpu_instance() -> None:
     first = instance(2, "1c.3g.40gb", compute_instance=0)
     second = instance(2, "2c.3g.40gb", compute_instance=1)
     with simulated(partitioned(first, second)) as node:
@@ -315,7 +315,7 @@ def _good(samples: list[object], last_us: int) -> dict[int, object]:
 
 
 @pytest.mark.parametrize("call", [pynvml.nvmlDeviceGetProcessUtilization, pynvml.nvmlDeviceGetProcessesUtilizationInfo])
-def test_samples_since_the_last_poll_divide_the_device_among_its_processes(call: object) -> None:
+def test_process_samples_since_the_last_poll_match_the_processes(call: object) -> None:
     processes = (process(11, sm=0.6, mem_ratio=0.3), process(12, sm=0.2, enc_ratio=0.5))
     with simulated(gpu(0, processes=processes)) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -335,7 +335,9 @@ def test_samples_since_the_last_poll_divide_the_device_among_its_processes(call:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=5), st.integers(5, 50))
-def test_over_minutes_every_process_gets_its_part_of_the_samples(parts: list[float], interval_tenths: int) -> None:
+def test_process_samples_over_minutes_match_the_activity_of_each_process(
+    parts: list[float], interval_tenths: int
+) -> None:
     processes: list[ProcessTruth] = [process(pid, sm=part) for pid, part in enumerate(parts, start=1)]
     total = sum(parts)
     scale = min(total, 1.0) / total if total else 0.0

@@ -74,7 +74,7 @@ def _expected(truth: GpuTruth, driver_version: str = "590.48.01") -> dict[Field,
 
 
 @pytest.mark.parametrize("model", [H100, T4])
-def test_every_field_of_a_whole_gpu_is_read_as_it_is(model: object) -> None:
+def test_every_field_of_a_whole_gpu_is_read(model: object) -> None:
     truth = gpu(
         0,
         model=model,
@@ -116,7 +116,7 @@ def test_engine_activity_is_the_mean_over_the_interval() -> None:
     assert values[Field.PROF_PCIE_TX_BYTES] == pytest.approx(2e9, rel=1e-6)
 
 
-def test_instances_are_read_with_memory_activity_and_processes_across_a_new_layout() -> None:
+def test_instances_are_read_across_a_layout_change() -> None:
     big = instance(2, "3g.40gb", compute_slices=3, memory_slices=4, memory_bytes=40448 * MIB)
     small = instance(9, processes=(process(11),), load=load(memory_used_bytes=9 * MIB))
     with _running(partitioned(big, small)) as (node, sample):
@@ -137,7 +137,7 @@ def test_instances_are_read_with_memory_activity_and_processes_across_a_new_layo
         assert [one.instance.uuid for one in last.instances] == [instance(10).uuid, small.uuid]
 
 
-def test_processes_of_a_shared_gpu_get_their_parts_of_it() -> None:
+def test_processes_of_a_shared_gpu_get_their_activity() -> None:
     processes = (process(11, sm=0.6, memory=3 * MIB), process(12, sm=0.2), process(13))
     with _running(gpu(0, processes=processes, load=load(utilisation=0.8))) as (_, sample):
         sample(0)
@@ -150,7 +150,7 @@ def test_processes_of_a_shared_gpu_get_their_parts_of_it() -> None:
     assert means == pytest.approx({11: 0.6, 12: 0.2, 13: 0.0}, abs=0.02)
 
 
-def test_a_lost_gpu_is_told_with_its_xid_and_comes_back_by_itself() -> None:
+def test_lost_gpu_is_reported_with_its_xid_and_returns() -> None:
     with _running(gpu(0), gpu(1)) as (node, sample):
         assert {one.state for one in sample(0).gpus} == {DeviceState.UP}
         node.change(0, fault=Fault.GPU_LOST, xids=((_START + 1, 79),))
@@ -167,7 +167,7 @@ def test_a_lost_gpu_is_told_with_its_xid_and_comes_back_by_itself() -> None:
         assert _of(sample(30), 0).state is DeviceState.UP
 
 
-def test_a_gpu_that_needs_a_reset_says_so() -> None:
+def test_gpu_that_needs_a_reset_is_in_that_state() -> None:
     with _running(gpu(0), gpu(1)) as (node, sample):
         sample(0)
         node.change(1, fault=Fault.RESET_REQUIRED)
@@ -176,7 +176,7 @@ def test_a_gpu_that_needs_a_reset_says_so() -> None:
         assert _of(after, 0).state is DeviceState.UP
 
 
-def test_an_unknown_error_is_a_failed_gpu_until_it_passes() -> None:
+def test_unknown_error_fails_a_gpu_until_it_ends() -> None:
     with _running(gpu(0)) as (node, sample):
         sample(0)
         node.change(0, fault=Fault.UNKNOWN_ERROR)
@@ -191,7 +191,7 @@ def test_an_unknown_error_is_a_failed_gpu_until_it_passes() -> None:
     ("fault", "reason"),
     [(Fault.DRIVER_UNLOADED, "driver_not_loaded"), (Fault.LIBRARY_MISMATCH, "library_mismatch")],
 )
-def test_a_driver_that_goes_is_one_stated_error(fault: Fault, reason: str) -> None:
+def test_lost_driver_is_one_error_with_a_reason(fault: Fault, reason: str) -> None:
     with _running(gpu(0)) as (node, sample):
         sample(0)
         node.set(faults={fault: 0.0})
@@ -200,7 +200,7 @@ def test_a_driver_that_goes_is_one_stated_error(fault: Fault, reason: str) -> No
         assert caught.value.reason == reason
 
 
-def test_an_uninstalled_driver_is_no_library_until_it_is_installed_again() -> None:
+def test_uninstalled_driver_is_library_not_found_until_reinstalled() -> None:
     node = Node(NodeTruth(at_seconds=_START, node="simulated", driver_version="590.48.01", gpus=(gpu(0),)))
     driver.install(lambda: node.truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
     source = NvmlSource(_ALL)
@@ -223,7 +223,7 @@ def test_an_uninstalled_driver_is_no_library_until_it_is_installed_again() -> No
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
-def test_readings_of_every_shipped_scenario_are_its_truth(name: str) -> None:
+def test_readings_of_every_shipped_scenario_match_its_truth(name: str) -> None:
     shipped = scenario.load(name)
     for seconds in (70.0, 900.0):
         truth = shipped.at(seconds)

@@ -21,7 +21,7 @@ def test_calls_before_init_and_after_the_last_shutdown_are_uninitialized() -> No
         assert code_of(pynvml.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
 
 
-def test_an_unloaded_driver_needs_a_new_initialisation_once_it_is_back() -> None:
+def test_reloaded_driver_needs_a_new_initialisation() -> None:
     with simulated(gpu(0)) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         node.set(faults={Fault.DRIVER_UNLOADED: 0.0})
@@ -33,7 +33,7 @@ def test_an_unloaded_driver_needs_a_new_initialisation_once_it_is_back() -> None
         assert pynvml.nvmlDeviceGetPowerUsage(pynvml.nvmlDeviceGetHandleByIndex(0)) == 123456
 
 
-def test_a_mismatched_library_stays_so_for_the_life_of_its_process() -> None:
+def test_mismatched_library_stays_mismatched_for_the_process() -> None:
     with simulated(gpu(0)) as node:
         node.set(faults={Fault.LIBRARY_MISMATCH: 0.0})
         mismatch = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
@@ -47,7 +47,7 @@ def test_a_mismatched_library_stays_so_for_the_life_of_its_process() -> None:
 
 
 @pytest.mark.parametrize("whole_node", [True, False])
-def test_a_hanging_call_returns_when_the_fault_is_over(whole_node: bool) -> None:  # noqa: FBT001 - a pytest parameter
+def test_hanging_call_returns_when_the_fault_ends(whole_node: bool) -> None:  # noqa: FBT001 - a pytest parameter
     with simulated(gpu(0)) as node:
         driver.install(lambda: node.truth)
         pynvml.nvmlInit()
@@ -68,7 +68,7 @@ def test_a_hanging_call_returns_when_the_fault_is_over(whole_node: bool) -> None
         assert answers == [123456]
 
 
-def test_a_slow_driver_takes_its_time_for_every_call() -> None:
+def test_slow_driver_delays_every_call() -> None:
     with simulated(gpu(0), gpu(1, fault=Fault.SLOW)) as node:
         handle, slow = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
         before = node.seconds

@@ -91,7 +91,7 @@ def profile(values: Values, **changes: object) -> ResourceProfile | None:
         ("transcoding", {ENGINE: 0.08, Field.DEC_UTIL: 90}, "video", 0.9, None),
     ],
 )
-def test_profile_gives_the_class_of_its_work_and_bounds_it_from_above(
+def test_profile_has_the_class_of_its_work_and_an_upper_bound_of_its_use(
     name: str, values: Values, bottleneck: str, ratio: float, truth: float | None
 ) -> None:
     found = profile(values)
@@ -110,7 +110,7 @@ def test_device_is_unprofiled_without_one_of_its_resources(missing: Field) -> No
     assert activity == Activity(ratio=0.9, source=activity.source) if activity else False
 
 
-def test_models_differ_in_what_must_be_measured() -> None:
+def test_required_counters_differ_by_model() -> None:
     without_int = {field: value for field, value in QUIET.items() if field is not INT} | {ENGINE: 0.9, FP32: 0.5}
     without_links = {field: value for field, value in without_int.items() if field not in LINKS[2:]}
     c2c = {Field.PROF_C2C_TX_ALL_BYTES: 0, Field.PROF_C2C_RX_ALL_BYTES: 225e9}
@@ -134,7 +134,7 @@ def test_models_differ_in_what_must_be_measured() -> None:
     assert of("Quadro RTX 5000", without_links) is None, "it has an NVLink bridge"
 
 
-def test_what_no_source_measures_makes_a_device_unprofiled() -> None:
+def test_device_with_an_unmeasured_resource_is_unprofiled() -> None:
     busy = {ENGINE: 0.9, TENSOR: 0.5}
     assert profile(busy) is not None
     assert profile(busy, draws=True) is None, "a process with a graphics context"
@@ -215,7 +215,7 @@ def test_copy_with_an_idle_engine_is_possible() -> None:
     assert judge.errors == {}
 
 
-def test_pcie_is_used_as_a_part_of_the_negotiated_link() -> None:
+def test_pcie_use_is_relative_to_the_negotiated_link() -> None:
     copy = {SENT: 3357 * MIB, RECEIVED: 56_206 * MIB}
     assert pcie_use({**BOARD, **copy}) == pytest.approx(0.935, abs=1e-3)
     assert pcie_use({**BOARD, **copy, Field.PCIE_LINK_WIDTH: 8}) == pytest.approx(1.871, abs=1e-3)
@@ -344,7 +344,7 @@ SHOWN = {"gpu_effective_ratio", "gpu_pod_effective_ratio", "gpu_bottleneck", "gp
         ),
     ],
 )
-async def test_effective_time_is_absent_where_it_is_not_measured(
+async def test_unmeasured_effective_time_is_absent(
     model: str, source: str, extra: dict[str, str], tmp_path: Path
 ) -> None:
     snapshot = await metered(node_of(model, **extra), tmp_path, source, seconds=15)
@@ -361,7 +361,7 @@ async def test_effective_time_is_absent_on_instances_without_profiling(tmp_path:
     assert not SHOWN & {family.name for family in families(snapshot, ExpositionOptions())}
 
 
-async def test_effective_time_of_a_shared_gpu_is_the_devices_alone(tmp_path: Path) -> None:
+async def test_effective_time_of_a_shared_gpu_is_shown_only_for_the_device(tmp_path: Path) -> None:
     sharing = ", sharing: {strategy: time-slicing, replicas: 2}"
     snapshot = await metered(node_of("h100", sharing=sharing), tmp_path, "nvml", seconds=15)
     found = by_namespace(snapshot)

@@ -13,7 +13,7 @@ def pod(name: str, uid: str = "") -> PodMetadata:
     return PodMetadata(namespace="ml", name=name, uid=uid or name)
 
 
-def test_a_pod_left_that_was_listed_throughout_and_one_listed_later_is_another() -> None:
+def test_continuously_listed_pod_has_left_and_a_later_listed_one_is_a_stranger() -> None:
     endings = Endings()
     endings.update({A: pod("a"), B: pod("b")}, 0.0)
     endings.note([A])
@@ -25,7 +25,7 @@ def test_a_pod_left_that_was_listed_throughout_and_one_listed_later_is_another()
     assert (endings.left, endings.strangers) == (frozenset(), {A, B})
 
 
-def test_a_pod_is_remembered_for_ten_minutes_after_it_left_the_api() -> None:
+def test_pod_is_kept_for_ten_minutes_after_it_left_the_api() -> None:
     endings = Endings()
     endings.update({A: pod("a")}, 0.0)
     endings.update({B: pod("b")}, 1.0)
@@ -42,7 +42,7 @@ STEPS = st.lists(st.tuples(st.sets(st.sampled_from([A, B])), st.sets(st.sampled_
 
 
 @given(STEPS)
-def test_no_pod_leaves_that_the_api_has_or_never_had_or_that_is_not_listed(
+def test_left_pods_are_listed_and_were_removed_from_the_api(
     steps: list[tuple[set[tuple[str, str]], set[tuple[str, str]]]],
 ) -> None:
     endings, had = Endings(), set[tuple[str, str]]()

@@ -17,13 +17,13 @@ def meter_at(millijoules: float) -> EnergyMeter:
     return meter
 
 
-def test_energy_is_the_counters_increase() -> None:
+def test_energy_is_the_increase_of_the_counter() -> None:
     meter = meter_at(5_000_000)
     taken = meter.take({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, is_long=True)
     assert taken == Energy(joules=400.0, idle_joules=400.0)
 
 
-def test_what_is_above_the_lowest_power_so_far_is_for_work() -> None:
+def test_energy_above_the_lowest_power_is_active_energy() -> None:
     meter = meter_at(0)
     meter.take({COUNTER: 100_000}, 1.0, seen=True, is_long=True)
     assert meter.take({COUNTER: 600_000}, 1.0, seen=True, is_long=True) == Energy(joules=500.0, idle_joules=100.0)
@@ -31,7 +31,7 @@ def test_what_is_above_the_lowest_power_so_far_is_for_work() -> None:
 
 
 @pytest.mark.parametrize(("interval", "seen"), [(1.0, True), (620.0, False)])
-def test_energy_over_a_restart_of_the_counter_is_not_measured(*, interval: float, seen: bool) -> None:
+def test_energy_across_a_counter_reset_is_unmeasured(*, interval: float, seen: bool) -> None:
     meter = meter_at(900_000)
     assert meter.take({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, is_long=True) is None
     assert meter.idle_watts is None
@@ -39,7 +39,7 @@ def test_energy_over_a_restart_of_the_counter_is_not_measured(*, interval: float
     assert taken == Energy(joules=100.0, idle_joules=100.0)
 
 
-def test_energy_that_no_gpu_can_take_was_not_measured() -> None:
+def test_impossible_energy_is_unmeasured() -> None:
     meter = meter_at(900_000)
     assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, is_long=True) is None
     assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, is_long=True) is None
@@ -47,7 +47,7 @@ def test_energy_that_no_gpu_can_take_was_not_measured() -> None:
     assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, is_long=True) is None
 
 
-def test_without_a_counter_energy_is_power_times_time_but_not_over_a_gap() -> None:
+def test_energy_without_a_counter_is_power_times_time_but_not_over_a_gap() -> None:
     meter = EnergyMeter()
     taken = meter.take({POWER: 300.0}, 2.0, seen=True, is_long=True)
     assert taken is not None
@@ -56,7 +56,7 @@ def test_without_a_counter_energy_is_power_times_time_but_not_over_a_gap() -> No
     assert meter.take({}, 1.0, seen=True, is_long=True) is None
 
 
-def test_a_counter_covers_a_gap_and_teaches_no_idle_power() -> None:
+def test_counter_covers_a_gap_without_updating_idle_power() -> None:
     meter = meter_at(0)
     taken = meter.take({COUNTER: 60_000_000}, 600.0, seen=False, is_long=True)
     assert taken is not None
@@ -64,7 +64,7 @@ def test_a_counter_covers_a_gap_and_teaches_no_idle_power() -> None:
     assert meter.idle_watts is None
 
 
-def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_once() -> None:
+def test_counter_missing_in_one_sample_is_caught_up_once_by_the_next() -> None:
     blind = meter_at(0)
     assert blind.take({}, 1.0, seen=True, is_long=True) is None
     taken = blind.take({COUNTER: 200_000}, 1.0, seen=True, is_long=True)
@@ -79,7 +79,7 @@ def test_a_counter_that_one_sample_lacks_is_made_up_by_the_next_and_told_only_on
     assert first.joules + second.joules == 200.0
 
 
-def test_a_counter_that_is_first_told_after_a_gap_counts_from_then_on_and_nothing_before() -> None:
+def test_counter_first_read_after_a_gap_counts_from_then_on() -> None:
     meter = EnergyMeter()
     meter.begin({})
     assert meter.take({COUNTER: 9_000_000}, 600.0, seen=False, is_long=True) is None
@@ -88,20 +88,20 @@ def test_a_counter_that_is_first_told_after_a_gap_counts_from_then_on_and_nothin
     assert meter.idle_watts == 300.0
 
 
-def test_an_interval_too_short_for_the_counter_to_step_teaches_no_idle_power() -> None:
+def test_interval_too_short_for_the_counter_does_not_update_idle_power() -> None:
     meter = meter_at(0)
     meter.take({COUNTER: 1}, 0.01, seen=True, is_long=False)
     assert meter.idle_watts is None
 
 
-def test_idle_energy_goes_by_share_and_the_rest_by_activity() -> None:
+def test_idle_energy_is_split_by_share_and_the_rest_by_activity() -> None:
     parts = split_energy(Energy(joules=500.0, idle_joules=100.0), [0.25, 0.75], [0.3, 0.1])
     assert parts == pytest.approx([25 + 300, 75 + 100])
     assert split_energy(Energy(joules=500.0, idle_joules=100.0), [0.5, 0.5], [0.0, 0.0]) == [250.0, 250.0]
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1), st.lists(st.tuples(part, part), min_size=1, max_size=60))
-def test_parts_of_energy_are_never_negative_and_sum_to_the_gpus(
+def test_energy_parts_are_never_negative_and_sum_to_the_energy_of_the_gpu(
     joules: float, idle: float, parts: list[tuple[float, float]]
 ) -> None:
     shares = [share + 1e-3 for share, _ in parts]

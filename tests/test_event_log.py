@@ -40,20 +40,20 @@ def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
     return {event: times for event, times in counts.items() if times}
 
 
-def test_an_event_counts_when_it_begins_and_not_while_it_lasts() -> None:
+def test_clock_event_is_counted_once_when_it_begins() -> None:
     log = EventLog()
     for second, mask in enumerate([0, POWER_CAP, POWER_CAP, 0, POWER_CAP | SW_THERMAL, SW_THERMAL]):
         tell(log, second, mask)
     assert began(log, 6.0) == {"power_cap": 2, "sw_thermal": 1}
 
 
-def test_what_held_clocks_down_at_the_first_reading_is_not_an_event_and_every_event_starts_at_zero() -> None:
+def test_clock_event_active_at_the_first_reading_is_not_counted() -> None:
     log = EventLog()
     tell(log, 0.0, IDLE)
     assert log.by_device(0.0)["0"].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
 
 
-def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on() -> None:
+def test_gpu_without_clock_reasons_has_no_count_and_continues_on_return() -> None:
     log = EventLog()
     tell(log, 0.0, POWER_CAP, None)
     tell(log, 1.0, None, None)
@@ -62,7 +62,7 @@ def test_a_gpu_that_does_not_tell_has_no_count_and_one_that_comes_back_goes_on()
     assert "1" not in log.by_device(2.0)
 
 
-def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
+def test_clock_event_window_counts_readings_and_drops_old_ones() -> None:
     log = keeping()
     for second in range(30):
         tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
@@ -72,13 +72,13 @@ def test_the_window_of_clock_events_counts_readings_and_forgets_them() -> None:
     assert began(log, 300.0) == {"sw_thermal": 1}, "the counter does not forget"
 
 
-def test_a_window_without_any_event_is_empty_and_not_unknown() -> None:
+def test_window_without_events_is_empty_and_not_unknown() -> None:
     log = keeping()
     tell(log, 0.0, 0)
     assert log.by_device(1.0)["0"].recent_clock_events == {}
 
 
-def test_xids_are_counted_by_device_and_leave_the_window() -> None:
+def test_xids_are_counted_per_device_and_expire_from_the_window() -> None:
     log = keeping()
     tell(log, 10.0, 0, xids=((31, "0"), (31, "0"), (43, "MIG-1")))
     tell(log, 200.0, 0, xids=((31, "0"),))
@@ -88,14 +88,14 @@ def test_xids_are_counted_by_device_and_leave_the_window() -> None:
     assert (told["0"].recent_xids, "MIG-1" in told) == ({31: 1}, False)
 
 
-def test_no_window_is_kept_where_no_page_shows_one() -> None:
+def test_event_log_keeps_no_window_by_default() -> None:
     log = EventLog()
     tell(log, 0.0, POWER_CAP, xids=((31, "0"),))
     told = log.by_device(1.0)["0"]
     assert (told.recent_xids, told.recent_clock_events) == ({}, None)
 
 
-def test_a_storm_of_events_does_not_grow_a_window() -> None:
+def test_event_storm_does_not_grow_a_window() -> None:
     window = EventWindow(seconds=300.0)
     for number in range(20_000):
         window.add(31, number / 20)
@@ -108,7 +108,7 @@ def test_a_storm_of_events_does_not_grow_a_window() -> None:
     st.floats(0.5, 600),
     st.floats(0, 800),
 )
-def test_a_window_has_what_is_surely_in_it_and_nothing_that_is_surely_not(
+def test_window_count_is_within_two_steps_of_the_exact_count(
     added: list[tuple[float, int]], seconds: float, later: float
 ) -> None:
     window = EventWindow(seconds=seconds)
@@ -124,7 +124,7 @@ def test_a_window_has_what_is_surely_in_it_and_nothing_that_is_surely_not(
         assert sure <= counts.get(key, 0) <= possible
 
 
-def test_an_instant_before_the_last_one_is_still_counted() -> None:
+def test_event_earlier_than_the_last_one_is_counted() -> None:
     window = EventWindow(seconds=60.0)
     window.add(1, 30.0)
     window.add(1, 10.0)
@@ -144,7 +144,7 @@ def heat(log: EventLog, at: float, *, seconds: float | None = None, mask: int | 
     return log.by_device(at)["0"].thermal_throttle_ratio
 
 
-def test_the_drivers_clock_of_heat_is_believed_before_its_flags() -> None:
+def test_thermal_counter_of_the_driver_takes_precedence_over_its_flags() -> None:
     log = EventLog()
     assert heat(log, 0.0, seconds=1000.0, mask=SW_THERMAL) is None, "one reading tells nothing of the time before"
     for second in range(1, 600):
@@ -156,7 +156,7 @@ def test_the_drivers_clock_of_heat_is_believed_before_its_flags() -> None:
     assert log.by_device(1050.0)["0"].thermal_throttle_ratio is None, "no reading within the window"
 
 
-def test_without_a_clock_of_heat_the_flags_at_the_samples_count() -> None:
+def test_thermal_ratio_without_a_counter_uses_the_flags_of_the_samples() -> None:
     log = EventLog()
     heat(log, 0.0, mask=IDLE)
     assert heat(log, 30.0, mask=POWER_CAP) == 0.0
@@ -164,7 +164,7 @@ def test_without_a_clock_of_heat_the_flags_at_the_samples_count() -> None:
     assert heat(log, 90.0, mask=0x40 | POWER_CAP) == pytest.approx(0.6667)
 
 
-def test_a_driver_that_is_loaded_again_takes_nothing_away() -> None:
+def test_driver_reload_keeps_the_thermal_time_so_far() -> None:
     log = EventLog()
     heat(log, 0.0, seconds=100.0)
     assert heat(log, 10.0, seconds=105.0) == 0.5
@@ -192,7 +192,7 @@ def told(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
     return ends and ends - EPOCH_SECONDS, [device["activity_history"] for device in document["devices"]]
 
 
-async def test_the_past_of_a_device_has_gaps_where_nothing_was_measured(tmp_path: Path) -> None:
+async def test_device_history_has_gaps_for_unmeasured_time(tmp_path: Path) -> None:
     (tmp_path / "past.yaml").write_text(PAST)
     async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path) as node:
         assert told(await node.step(1.0)) == (None, [[], []])
@@ -207,7 +207,7 @@ async def test_the_past_of_a_device_has_gaps_where_nothing_was_measured(tmp_path
         assert train[6:] == [0.0, *[None] * 5], "of the time before 70 s some was measured"
 
 
-async def test_the_past_ends_with_a_gap_while_nothing_is_measured_and_has_15_minutes_at_most(tmp_path: Path) -> None:
+async def test_device_history_ends_with_a_gap_if_unmeasured_and_spans_15_minutes(tmp_path: Path) -> None:
     (tmp_path / "past.yaml").write_text(PAST)
     slow = AgentSettings(interval_seconds=30.0)
     async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path, agent=slow) as node:

@@ -42,14 +42,14 @@ def running(*gpus: GpuTruth) -> Iterator[Running]:
         one.source.close()
 
 
-def test_an_xid_carries_the_ids_of_its_gpu_instance_and_compute_instance() -> None:
+def test_xid_has_its_gpu_instance_and_compute_instance_id() -> None:
     parts = instance(3), instance(3, compute_instance=1)
     with running(partitioned(*parts)) as node:
         (event,) = node.after(partitioned(*parts, xids=((100.5, 94, 3, 1),))).xids
         assert (event.xid, event.gpu_instance_id, event.compute_instance_id) == (94, 3, 1)
 
 
-def test_an_xid_is_told_once_with_its_gpu_and_the_time_of_the_sample() -> None:
+def test_xid_is_reported_once_with_its_gpu_and_sample_time() -> None:
     with running(gpu(0), gpu(1)) as node:
         assert node.after().xids == ()
         (event,) = node.after(gpu(0), gpu(1, xids=((100.5, 79),))).xids
@@ -58,13 +58,13 @@ def test_an_xid_is_told_once_with_its_gpu_and_the_time_of_the_sample() -> None:
         assert node.after().xids == ()
 
 
-def test_several_xids_are_all_counted_and_none_is_only_the_last() -> None:
+def test_all_xids_of_a_sample_are_reported() -> None:
     with running(gpu(0)) as node:
         reading = node.after(gpu(0, xids=((100.5, 13), (100.6, 31), (100.7, 13))))
         assert [event.xid for event in reading.xids] == [13, 31, 13]
 
 
-def test_the_xid_of_a_gpu_that_is_lost_in_the_same_sample_is_told() -> None:
+def test_xid_of_a_gpu_lost_in_the_same_sample_is_reported() -> None:
     with running(gpu(0), gpu(1)) as node:
         simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_GPU_IS_LOST, only=1)
         read = node.source._read
@@ -79,7 +79,7 @@ def test_the_xid_of_a_gpu_that_is_lost_in_the_same_sample_is_told() -> None:
         assert [(event.uuid, event.xid) for event in xids] == [(gpu(1).uuid, 79)]
 
 
-def test_an_xid_right_after_a_gpu_was_lost_or_has_returned_is_told() -> None:
+def test_xid_after_a_gpu_is_lost_or_returns_is_reported() -> None:
     with running(gpu(0), gpu(1)) as node:
         simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", pynvml.NVML_ERROR_GPU_IS_LOST, only=1)
         node.after()
@@ -91,13 +91,13 @@ def test_an_xid_right_after_a_gpu_was_lost_or_has_returned_is_told() -> None:
         assert [event.xid for event in node.after(*both).xids] == [13, 31]
 
 
-def test_a_new_mig_layout_is_told_by_an_event_before_its_time_to_be_looked_at() -> None:
+def test_mig_event_triggers_an_early_layout_reading() -> None:
     with running(partitioned(instance(1))) as node:
         reading = node.after(partitioned(instance(1), instance(2)))
         assert [one.instance.gpu_instance_id for one in reading.gpus[0].instances] == [1, 2]
 
 
-def test_a_mig_instance_created_again_has_no_mean_over_both_of_its_lives() -> None:
+def test_recreated_mig_instance_has_no_mean_across_its_recreation() -> None:
     """Its decoder was busy in both; the difference of the counters is next to nothing."""
     before, after = (partitioned(instance(1, load_integral=load(decode=seconds))) for seconds in (50.0, 50.01))
     with running(before) as node:
@@ -108,7 +108,7 @@ def test_a_mig_instance_created_again_has_no_mean_over_both_of_its_lives() -> No
         assert node.instance_values(again)[DECODERS[0]] == pytest.approx(0.8)
 
 
-def test_a_reading_during_which_the_mig_layout_changes_has_no_means_of_instances() -> None:
+def test_reading_during_a_mig_layout_change_has_no_instance_means() -> None:
     with running(partitioned(instance(1))) as node:
         read = node.source._read
 
@@ -123,7 +123,7 @@ def test_a_reading_during_which_the_mig_layout_changes_has_no_means_of_instances
     assert Field.FB_USED in values
 
 
-def test_a_driver_without_events_is_counted_and_everything_else_is_read() -> None:
+def test_driver_without_events_is_counted_and_all_else_is_read() -> None:
     with simulated(gpu(), init=False):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 999)
         source = NvmlSource(frozenset(Field))
@@ -153,7 +153,7 @@ def codes(events: Events, now: float) -> list[tuple[str, int]]:
     return [(event.uuid, event.xid) for event in found]
 
 
-def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
+def test_gpu_that_refuses_mig_events_still_reports_xids() -> None:
     with watched(gpu()) as (_, events, errors):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 3, times=1)
         assert events.drain(0.0) == frozenset()
@@ -163,7 +163,7 @@ def test_a_gpu_that_refuses_mig_events_still_tells_xids() -> None:
         assert not errors
 
 
-def test_a_gpu_that_could_not_be_registered_is_tried_again_and_the_others_lose_and_repeat_nothing() -> None:
+def test_failed_event_registration_is_retried_without_lost_or_repeated_events() -> None:
     first, second = gpu(0).uuid, gpu(1).uuid
     with watched(gpu(0), gpu(1)) as (node, events, errors):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 999, only=1)
@@ -182,7 +182,7 @@ def test_a_gpu_that_could_not_be_registered_is_tried_again_and_the_others_lose_a
         assert codes(events, 23.0) == [(second, 95), (first, 13)]
 
 
-def test_a_gpu_that_has_no_events_is_not_tried_again() -> None:
+def test_gpu_without_event_support_is_not_retried() -> None:
     with watched(gpu(0), gpu(1)) as (_, events, errors):
         simulated_driver.fail("nvmlDeviceRegisterEvents", 3, only=1)
         events.drain(0.0)
@@ -190,7 +190,7 @@ def test_a_gpu_that_has_no_events_is_not_tried_again() -> None:
         assert errors == {"events_unavailable": 1}
 
 
-def test_a_set_that_fails_is_made_again() -> None:
+def test_failed_event_set_is_recreated() -> None:
     with watched(gpu(0)) as (node, events, errors):
         events.drain(0.0)
         simulated_driver.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_GPU_IS_LOST, times=1)

@@ -43,7 +43,7 @@ def sample(utilisation: int | None, at: float) -> Reading:
 
 
 @given(STEPS)
-def test_every_second_of_every_gpu_is_somebodys_who_was_listed(
+def test_metering_charges_every_second_to_a_listed_holder(
     steps: list[tuple[list[ContainerAllocation], Evidence, float, int | None]],
 ) -> None:
     viewer = plain_viewer(PodLookup(NOWHERE, NOWHERE))

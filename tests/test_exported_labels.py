@@ -27,7 +27,7 @@ def exported_of(
     return facts_of(pod, {}, {}, rules).exported
 
 
-def test_names_are_those_of_kube_state_metrics() -> None:
+def test_label_names_match_kube_state_metrics() -> None:
     labels = {"app.kubernetes.io/name": "vllm", "costCenter": "CC-1", "größe": "XL", "unasked": "x"}
     assert exported_of(labels, {"owner": "anna"}, ("app.kubernetes.io/name", "costCenter", "größe"), ("owner",)) == (
         ("annotation_owner", "anna"),
@@ -37,15 +37,15 @@ def test_names_are_those_of_kube_state_metrics() -> None:
     )
 
 
-def test_nothing_is_shown_by_default() -> None:
+def test_no_labels_are_exported_by_default() -> None:
     assert exported_of({"team": "a"}, {"team": "b"}, (), ()) == ()
 
 
-def test_what_is_absent_or_empty_on_the_pod_is_left_out() -> None:
+def test_absent_and_empty_labels_are_left_out() -> None:
     assert exported_of({"a": "", "b": " \t"}, {}, ("a", "b", "c"), ("a",)) == ()
 
 
-def test_names_that_clash_are_numbered_in_the_order_of_keys_whatever_the_pod_has() -> None:
+def test_clashing_names_are_numbered_in_key_order() -> None:
     allowed = ("a/b", "a.b", "c")
     assert export_names("label", allowed) == {
         "a.b": "label_a_b_conflict1",
@@ -59,13 +59,13 @@ def test_names_that_clash_are_numbered_in_the_order_of_keys_whatever_the_pod_has
     )
 
 
-def test_a_key_that_looks_like_a_numbered_one_keeps_its_name() -> None:
+def test_key_that_resembles_a_numbered_name_keeps_its_name() -> None:
     names = export_names("label", ("a.b", "a/b", "a_b_conflict1"))
     assert names["a_b_conflict1"] == "label_a_b_conflict1"
     assert sorted(names.values()) == ["label_a_b_conflict1", "label_a_b_conflict2", "label_a_b_conflict3"]
 
 
-def test_the_same_key_twice_is_one() -> None:
+def test_repeated_key_is_one_label() -> None:
     assert export_names("label", ("team", "team")) == {"team": "label_team"}
 
 
@@ -89,23 +89,23 @@ def test_the_same_key_twice_is_one() -> None:
         "kubectl.kubernetes.io/last-applied-configuration",
     ],
 )
-def test_what_differs_by_pod_or_rollout_is_never_shown(key: str) -> None:
+def test_per_pod_and_per_rollout_keys_are_never_exported(key: str) -> None:
     assert is_never_shown(key)
     assert exported_of({key: "x"}, {key: "x"}, (key,), (key,)) == ()
 
 
 @pytest.mark.parametrize("key", ["team", "app.kubernetes.io/name", "fluid", "hashicorp.com/team", "guide", "pod-name"])
-def test_what_only_looks_like_it_is_shown(key: str) -> None:
+def test_keys_similar_to_hash_and_uid_keys_are_exported(key: str) -> None:
     assert not is_never_shown(key)
 
 
-def test_ten_keys_are_shown_those_that_never_are_not_counted() -> None:
+def test_at_most_ten_keys_are_exported_and_excluded_keys_do_not_count() -> None:
     allowed = ("pod-template-hash", *(f"key{number}" for number in range(20)))
     shown = exported_of(dict.fromkeys(allowed, "x"), {}, allowed, ())
     assert [name for name, _ in shown] == [f"label_key{number}" for number in range(MAX_KEYS)]
 
 
-def test_a_long_value_is_cut_and_told_from_another() -> None:
+def test_long_values_are_truncated_and_stay_distinct() -> None:
     ((_, one),) = exported_of({}, {"note": "n" * 4096}, (), ("note",))
     ((_, two),) = exported_of({}, {"note": "n" * 4097}, (), ("note",))
     assert len(one) == MAX_CHARACTERS
@@ -114,7 +114,7 @@ def test_a_long_value_is_cut_and_told_from_another() -> None:
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.dictionaries(st.one_of(ANY_TEXT, LIKELY_TO_CLASH), ANY_TEXT, max_size=20))
-def test_any_keys_and_values_give_valid_names_each_once(labels: dict[str, str]) -> None:
+def test_arbitrary_labels_give_valid_unique_names(labels: dict[str, str]) -> None:
     shown = exported_of(labels, labels, tuple(labels), tuple(labels))
     names = [name for name, _ in shown]
     assert names == sorted(set(names))
@@ -127,7 +127,7 @@ def test_any_keys_and_values_give_valid_names_each_once(labels: dict[str, str]) 
 
 @settings(deadline=None)
 @given(st.lists(LIKELY_TO_CLASH, unique=True, max_size=10))
-def test_keys_that_clash_all_get_a_name_of_their_own_and_the_same_in_any_order(keys: list[str]) -> None:
+def test_clashing_keys_get_unique_names_independent_of_order(keys: list[str]) -> None:
     names = export_names("label", keys)
     assert set(names) == set(keys)
     assert len(set(names.values())) == len(keys)

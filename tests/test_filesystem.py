@@ -59,7 +59,7 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "proc", tmp_path / "pods"
 
 
-def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -> None:
+def test_pod_lookup_finds_the_simulated_processes(roots: tuple[Path, Path]) -> None:
     write_filesystem(node(PROCESS), *roots)
     uid = PodLookup(*roots).pod_uid(4242)
     assert uid == UID
@@ -67,7 +67,7 @@ def test_the_product_finds_in_it_what_the_truth_says(roots: tuple[Path, Path]) -
     assert (roots[0] / "4242" / "comm").read_text() == "a) b\n"
 
 
-def test_what_ends_vanishes_and_what_stays_is_not_written_again(roots: tuple[Path, Path]) -> None:
+def test_ended_process_is_removed_and_unchanged_files_are_not_rewritten(roots: tuple[Path, Path]) -> None:
     other = dataclasses.replace(PROCESS, pid=4243)
     write_filesystem(node(PROCESS, other), *roots)
     before = (roots[0] / "4242" / "stat").stat().st_mtime_ns
@@ -76,7 +76,7 @@ def test_what_ends_vanishes_and_what_stays_is_not_written_again(roots: tuple[Pat
     assert not (roots[0] / "4243").exists()
 
 
-def test_a_pid_used_again_leads_to_the_new_pod(roots: tuple[Path, Path]) -> None:
+def test_reused_pid_maps_to_the_new_pod(roots: tuple[Path, Path]) -> None:
     lookup = PodLookup(*roots)
     write_filesystem(node(PROCESS), *roots)
     assert lookup.pod_uid(4242) == UID
@@ -84,26 +84,26 @@ def test_a_pid_used_again_leads_to_the_new_pod(roots: tuple[Path, Path]) -> None
     assert lookup.pod_uid(4242) == ""
 
 
-def test_a_pod_that_is_gone_has_no_log_directory_though_its_process_lives_on(roots: tuple[Path, Path]) -> None:
+def test_removed_pod_has_no_log_directory_while_its_process_lives(roots: tuple[Path, Path]) -> None:
     write_filesystem(node(PROCESS), *roots)
     write_filesystem(node(PROCESS, holders=()), *roots)
     assert PodLookup(*roots).pod_uid(4242) == UID
     assert PodLookup(*roots).name_of(UID) == NO_NAME
 
 
-def test_a_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Path]) -> None:
+def test_listed_pod_without_a_device_has_a_log_directory(roots: tuple[Path, Path]) -> None:
     truth = dataclasses.replace(node(PROCESS, holders=()), other_pods=(("ml", "a", "main"),))
     write_filesystem(truth, *roots)
     assert PodLookup(*roots).name_of(UID) == ("ml", "a")
 
 
-def test_it_says_that_nothing_in_it_is_real(roots: tuple[Path, Path]) -> None:
+def test_filesystem_is_marked_as_simulated(roots: tuple[Path, Path]) -> None:
     write_filesystem(node(PROCESS), *roots)
     assert all("simulator" in (root / "simulated").read_text() for root in roots)
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roots: tuple[Path, Path]) -> None:
+def test_every_process_of_a_shipped_scenario_maps_to_its_pod(name: str, roots: tuple[Path, Path]) -> None:
     scenario = load(name)
     lookup = PodLookup(*roots)
     for now in (1.0, 60.0, 600.0, 6000.0):
@@ -119,14 +119,14 @@ def test_every_process_of_a_shipped_scenario_leads_to_its_own_pod(name: str, roo
                 assert not uid or lookup.name_of(uid) == (pod if pod in listed else NO_NAME)
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "proc" / "1").mkdir(parents=True)
     with pytest.raises(ConfigError, match="not empty"):
         write_filesystem(node(PROCESS), tmp_path / "proc", tmp_path / "pods")
     assert (tmp_path / "proc" / "1").exists()
 
 
-def test_a_container_has_its_logs_directory_before_it_has_a_process(tmp_path: Path) -> None:
+def test_log_directory_exists_before_the_process(tmp_path: Path) -> None:
     """Or whoever looks in between would find a process of a pod that is not on this node."""
     proc, pods = tmp_path / "proc", tmp_path / "pods"
     proc.mkdir()

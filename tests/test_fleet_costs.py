@@ -33,7 +33,7 @@ def usd(report: FleetReport) -> list[float]:
     return [line.figures.money["USD"].total for line in report.held]
 
 
-def test_lines_are_summed_by_what_is_asked_for_and_stand_dearest_first() -> None:
+def test_lines_are_grouped_by_dimension_and_sorted_by_cost() -> None:
     report = reported(small_ledger(), "namespace")
     assert [(line.key.namespace, line.key.kind) for line in report.held] == [("vision", ""), ("lab", ""), ("batch", "")]
     vision = report.held[0].figures
@@ -44,7 +44,7 @@ def test_lines_are_summed_by_what_is_asked_for_and_stand_dearest_first() -> None
     assert report.held[2].figures.energy_joules is None
 
 
-def test_what_nobody_held_is_apart_unattributed_first() -> None:
+def test_unattributed_and_unallocated_are_separate_lines() -> None:
     report = reported(small_ledger(), "team", "model")
     assert [(line.key.kind, line.key.model) for line in report.apart] == [
         (UNATTRIBUTED, H100),
@@ -54,7 +54,7 @@ def test_what_nobody_held_is_apart_unattributed_first() -> None:
     assert report.total.seconds.total == pytest.approx((192 + 12 + 24 + 24 + 4 + 2 + 10 + 24 + 96 + 24 + 96) * 3600)
 
 
-def test_labels_are_dimensions_and_what_has_none_is_a_line_of_its_own() -> None:
+def test_labels_are_dimensions_and_unlabelled_lines_are_one_line() -> None:
     labelled = ledger(
         {
             owner("ml", "a", labels="environment=dev,project=llm"): hours(active=10, usd=10.0),
@@ -78,7 +78,7 @@ def test_labels_are_dimensions_and_what_has_none_is_a_line_of_its_own() -> None:
     assert note == "no line has the label projekt; labels of this period: environment, project"
 
 
-def test_a_workload_is_told_with_its_namespace_and_kind() -> None:
+def test_workload_lines_have_namespace_and_kind() -> None:
     lines = {owner("a", "train"): hours(active=1), owner("b", "train"): hours(active=2)}
     report = reported(ledger({**lines, owner("b", "train", kind="Pod"): hours(active=3)}), "workload")
     assert [tuple(line.key)[3:6] for line in report.held] == [
@@ -88,13 +88,13 @@ def test_a_workload_is_told_with_its_namespace_and_kind() -> None:
     ]
 
 
-def test_a_kind_of_workload_that_is_called_unallocated_is_somebodys() -> None:
+def test_workload_kind_named_unallocated_belongs_to_its_owner() -> None:
     report = reported(ledger({owner("a", "trick", kind=UNALLOCATED): hours(active=1)}), "namespace")
     assert [line.key.namespace for line in report.held] == ["a"]
     assert report.apart == ()
 
 
-def test_filters_keep_lines_and_say_that_the_sum_is_of_a_part() -> None:
+def test_filtered_report_checks_capacity_but_reports_no_missing_seconds() -> None:
     report = reported(small_ledger(), "workload", namespace="lab,nowhere")
     assert {line.key.namespace for line in report.held} == {"lab"}
     assert report.apart == ()
@@ -102,13 +102,13 @@ def test_filters_keep_lines_and_say_that_the_sum_is_of_a_part() -> None:
     assert report.trust.capacity_seconds == pytest.approx(508 * 3600)
 
 
-def test_to_ask_for_no_team_is_not_to_ask_for_what_nobody_held() -> None:
+def test_empty_team_filter_excludes_unallocated_lines() -> None:
     report = reported(small_ledger(), "namespace", "team", team="")
     assert [(line.key.namespace, line.key.kind) for line in report.held] == [("batch", ""), ("lab", "")]
     assert report.apart == ()
 
 
-def test_a_filter_by_cluster_is_held_against_that_clusters_capacity() -> None:
+def test_cluster_filter_compares_with_the_capacity_of_that_cluster() -> None:
     two = ledger({owner("a", "x", cluster="east"): hours(active=1), nobody(UNALLOCATED, cluster="west"): hours(idle=9)})
     report = reported(two, "namespace", cluster="east")
     assert (report.trust.capacity_seconds, report.trust.missing_seconds) == (3600, 0)
@@ -116,12 +116,12 @@ def test_a_filter_by_cluster_is_held_against_that_clusters_capacity() -> None:
     assert report.apart == ()
 
 
-def test_a_filter_that_nothing_matches_is_told() -> None:
+def test_filter_without_matches_adds_a_note() -> None:
     (note,) = [note for note in reported(small_ledger(), "team", team="nope").trust.notes if "nothing" in note]
     assert note.startswith("nothing matches team nope")
 
 
-def test_seconds_without_a_line_are_told_and_rounding_is_not() -> None:
+def test_seconds_without_a_line_are_reported_but_rounding_is_not() -> None:
     line = {owner("a", "x"): hours(active=24)}
     whole = 24 * 3600.0
     assert reported(ledger(line, capacity={"": whole * (1 + 1e-12)}), "team").trust.missing_seconds == 0
@@ -131,7 +131,7 @@ def test_seconds_without_a_line_are_told_and_rounding_is_not() -> None:
     assert reported(ledger(line, capacity={"": whole - 10}), "team").trust.missing_seconds == pytest.approx(-10)
 
 
-def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
+def test_unread_chunk_is_a_failure_and_not_missing_seconds() -> None:
     first, second = {owner("a", "x"): hours(active=24)}, {}
     failed = Failure(window=day(1), what='workload:gpu_ledger:delta1h{quantity="cost"}', reason="timed out")
     read = ledger(first, second, capacity={"": 24 * 3600.0}, failures=(failed,))
@@ -141,7 +141,7 @@ def test_a_chunk_that_was_not_read_is_a_failure_and_no_loss() -> None:
     assert not trust.whole
 
 
-def test_a_failure_that_cost_no_seconds_leaves_conservation_checked() -> None:
+def test_failure_without_missing_seconds_keeps_the_conservation_check() -> None:
     failed = Failure(window=day(0), what='workload:gpu_ledger:delta1h{quantity="energy_joules"}', reason="timed out")
     trust = reported(ledger({owner("a", "x"): hours(active=24)}, failures=(failed,)), "team").trust
     assert trust.capacity_seconds == 24 * 3600
@@ -158,7 +158,7 @@ def test_coverage_counts_the_hours_of_every_cluster() -> None:
     assert trust.period_coverage_ratio == pytest.approx(0.8)
 
 
-def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> None:
+def test_new_cluster_is_not_expected_to_have_earlier_hours() -> None:
     old, new = owner("a", "x", cluster="old"), owner("a", "x", cluster="new")
     days = [
         replace(ledger({old: hours(active=1)}).chunks[0], recorded_hours=recorded, window=day)
@@ -174,7 +174,7 @@ def test_a_cluster_that_is_new_is_not_expected_to_have_the_hours_before_it() -> 
     assert (trust.recorded_hours, trust.expected_hours) == (58, 72 + 24)
 
 
-def test_coverage_of_activity_is_of_what_was_held_and_of_prices_of_all() -> None:
+def test_activity_coverage_is_of_allocated_and_price_coverage_of_all_seconds() -> None:
     lines = {
         owner("a", "x"): hours(active=6, unknown=2, usd=1),
         nobody(UNALLOCATED): hours(unknown=8, unpriced=8),
@@ -184,12 +184,12 @@ def test_coverage_of_activity_is_of_what_was_held_and_of_prices_of_all() -> None
     assert trust.price_coverage_ratio == pytest.approx(0.5)
 
 
-def test_of_nothing_there_is_no_coverage() -> None:
+def test_empty_ledger_has_no_coverage() -> None:
     trust = reported(ledger({}), "team").trust
     assert (trust.activity_coverage_ratio, trust.price_coverage_ratio) == (None, None)
 
 
-def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
+def test_series_has_every_chunk_and_sums_to_its_line() -> None:
     report = make_report(small_ledger(), Question(by=("namespace",), with_series=True))
     assert report.periods == (day(0), day(1))
     for line in (*report.held, *report.apart):
@@ -205,7 +205,7 @@ def test_a_series_has_every_chunk_and_sums_to_its_line() -> None:
     also_unattributed=st.booleans(),
     with_series=st.booleans(),
 )
-def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
+def test_grouping_and_sharing_preserve_the_total(
     *, any_ledger: FleetLedger, by: list[Dimension], share_idle: ShareIdle, also_unattributed: bool, with_series: bool
 ) -> None:
     question = Question(
@@ -230,7 +230,7 @@ def test_nothing_is_lost_however_lines_are_summed_and_money_is_shared(
             assert all(amount >= 0 for amount in amounts)
 
 
-def test_idle_money_of_an_owner_is_never_spread() -> None:
+def test_idle_cost_of_an_owner_is_never_distributed() -> None:
     report = reported(ledger({owner("a", "x"): hours(idle=9, usd=90)}), "namespace", share_idle="weighted")
     assert report.held[0].shared == {}
 
@@ -248,20 +248,20 @@ THREE = {
 }
 
 
-def test_unallocated_is_spread_by_the_owners_own_money() -> None:
+def test_unallocated_cost_is_distributed_by_the_cost_of_owners() -> None:
     report = reported(ledger(THREE), "namespace", share_idle="weighted")
     assert shared_of(report) == {"a": 6, "b": 3, "c": 1}
     assert [line.shared for line in report.apart] == [{}, {"USD": -10}]
 
 
-def test_unallocated_is_spread_evenly_to_the_cent() -> None:
+def test_unallocated_cost_is_distributed_evenly_to_the_cent() -> None:
     assert shared_of(reported(ledger(THREE), "namespace", share_idle="even")) == {"a": 3.34, "b": 3.33, "c": 3.33}
 
 
 @pytest.mark.parametrize(
     ("share_idle", "shared"), [("weighted", [0.57, 0.43, 0.0]), ("even", [0.34, 0.33, 0.33])], ids=["weighted", "even"]
 )
-def test_an_odd_cent_goes_to_the_largest_remainder_else_to_the_dearest_owner(
+def test_odd_cent_goes_to_the_largest_remainder_else_to_the_most_expensive_owner(
     share_idle: ShareIdle, shared: list[float]
 ) -> None:
     owners = {owner("a", "x"): hours(active=1, usd=4.0), owner("b", "x"): hours(active=1, usd=3.0)}
@@ -271,13 +271,13 @@ def test_an_odd_cent_goes_to_the_largest_remainder_else_to_the_dearest_owner(
     assert [line.charged["USD"] for line in report.held] == [4 + shared[0], 3 + shared[1], shared[2]]
 
 
-def test_unattributed_is_spread_where_that_is_asked_for_too() -> None:
+def test_unattributed_cost_is_distributed_on_request() -> None:
     report = reported(ledger(THREE), "namespace", share_idle="weighted", share_unallocated=True)
     assert shared_of(report) == {"a": 10.2, "b": 5.1, "c": 1.7}
     assert [line.shared for line in report.apart] == [{"USD": -7}, {"USD": -10}]
 
 
-def test_owners_without_money_in_the_currency_bear_it_by_their_hours() -> None:
+def test_owners_without_the_currency_are_charged_by_their_hours() -> None:
     lines = {
         owner("a", "x"): hours(active=3, eur=1),
         owner("b", "x"): hours(active=1, eur=9),
@@ -290,7 +290,7 @@ def placed(report: FleetReport) -> dict[LineKey, float]:
     return {line.key: line.shared["USD"] for line in report.held if line.shared}
 
 
-def test_what_is_free_in_a_place_is_borne_by_the_owners_there() -> None:
+def test_unallocated_cost_of_a_pool_is_charged_to_its_owners() -> None:
     lines = {
         owner("a", "x", pool="big"): hours(active=1, usd=10),
         owner("b", "x", pool="small"): hours(active=1, usd=10),
@@ -300,7 +300,7 @@ def test_what_is_free_in_a_place_is_borne_by_the_owners_there() -> None:
     assert placed(report) == {LineKey(namespace="a", pool="big"): 8}
 
 
-def test_a_place_without_owners_is_borne_by_a_wider_one_and_never_by_another_cluster() -> None:
+def test_pool_without_owners_is_charged_to_its_cluster_only() -> None:
     lines = {
         owner("a", "x", cluster="east", pool="big"): hours(active=1, usd=10),
         nobody(UNALLOCATED, cluster="east", pool="empty"): hours(idle=1, usd=5),
@@ -312,14 +312,14 @@ def test_a_place_without_owners_is_borne_by_a_wider_one_and_never_by_another_clu
     assert [line.shared for line in west] == [{}]
 
 
-def test_without_any_owner_nothing_is_lost() -> None:
+def test_unallocated_cost_without_owners_is_kept() -> None:
     report = reported(ledger({nobody(UNALLOCATED): hours(idle=1, usd=5)}), "namespace", share_idle="weighted")
     assert report.apart[0].shared == {}
     assert report.apart[0].charged == {"USD": 5.0}
 
 
 @given(st.integers(0, 10**12), st.lists(st.floats(0, 1e9), min_size=1).filter(any))
-def test_parts_sum_to_the_whole_and_who_has_no_weight_has_no_part(whole: int, weights: list[float]) -> None:
+def test_parts_sum_to_the_whole_and_zero_weight_gets_nothing(whole: int, weights: list[float]) -> None:
     parts = divide(whole, weights)
     assert sum(parts) == whole
     for part, weight in zip(parts, weights, strict=True):
@@ -328,12 +328,12 @@ def test_parts_sum_to_the_whole_and_who_has_no_weight_has_no_part(whole: int, we
 
 
 @given(st.lists(st.floats(0.01, 1e6), min_size=1))
-def test_a_bill_closes_to_the_cent_and_no_line_is_off_by_more(amounts: list[float]) -> None:
+def test_bill_sums_to_the_cent_and_every_line_is_within_one_cent(amounts: list[float]) -> None:
     closed = close(amounts)
     assert sum(closed) == pytest.approx(round(sum(amounts) * 100) / 100, abs=1e-6)
     assert closed == pytest.approx(amounts, abs=0.0101)
 
 
-def test_what_is_left_of_a_line_that_was_spread_is_shown_as_nothing() -> None:
+def test_remainder_of_a_distributed_line_is_rounded_to_zero() -> None:
     assert close([10.004, 0.0046, -0.0041]) == [10.0, 0.0, 0.0]
     assert close([0.004] * 100) == [0.01] * 40 + [0.0] * 60

@@ -105,7 +105,7 @@ def apart(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
 
 
 @ENGINES
-async def test_every_line_of_every_day_is_the_truth(
+async def test_every_line_of_every_day_matches_the_truth(
     engine: str, fleet_truth: FleetTruth, request: pytest.FixtureRequest
 ) -> None:
     server: FleetServer = request.getfixturevalue(engine)
@@ -131,7 +131,7 @@ async def test_every_line_of_every_day_is_the_truth(
     ("dimensions", "names"),
     [((), ()), (("namespace",), ("namespace",)), (("team", "cluster"), ("team", "cluster")), (("mode",), ("mode",))],
 )
-async def test_sums_by_a_few_dimensions_are_the_truth(
+async def test_sums_by_a_few_dimensions_match_the_truth(
     engine: str,
     by_day: bool,  # noqa: FBT001 - a parameter
     dimensions: tuple[Dimension, ...],
@@ -152,7 +152,7 @@ async def test_sums_by_a_few_dimensions_are_the_truth(
 
 
 @ENGINES
-async def test_a_window_within_a_day_has_its_hours_and_no_other(engine: str, request: pytest.FixtureRequest) -> None:
+async def test_window_within_a_day_has_exactly_its_hours(engine: str, request: pytest.FixtureRequest) -> None:
     server: FleetServer = request.getfixturevalue(engine)
     window = Window(start_seconds=DAY + 5 * 3600, end_seconds=DAY + 8 * 3600)
     ledger = await read(server.url, window, "workload")
@@ -162,7 +162,7 @@ async def test_a_window_within_a_day_has_its_hours_and_no_other(engine: str, req
 
 
 @ENGINES
-async def test_filters_hold_for_the_lines_and_not_for_capacity(engine: str, request: pytest.FixtureRequest) -> None:
+async def test_filters_apply_to_lines_and_not_to_capacity(engine: str, request: pytest.FixtureRequest) -> None:
     server: FleetServer = request.getfixturevalue(engine)
     true = truth_between(DAY, DAY + DAY_SECONDS)
     teams = sorted({team for (team,) in true.total("team") if team})
@@ -175,7 +175,7 @@ async def test_filters_hold_for_the_lines_and_not_for_capacity(engine: str, requ
 
 
 @ENGINES
-async def test_nodes_are_summed_by_their_sort(engine: str, request: pytest.FixtureRequest) -> None:
+async def test_nodes_are_summed_by_pool(engine: str, request: pytest.FixtureRequest) -> None:
     server: FleetServer = request.getfixturevalue(engine)
     ledger = await read(server.url, day(), "pool", "model")
     by_node = await read(server.url, day(), "cluster", "node", "model")
@@ -195,7 +195,7 @@ async def test_nodes_are_summed_by_their_sort(engine: str, request: pytest.Fixtu
     )
 
 
-async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
+async def test_fleet_behind_a_faulty_proxy_gives_the_same_ledger(
     fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
     proxy = FaultyProxy(fleet_prometheus.url, rate=0.3)
@@ -217,7 +217,7 @@ async def test_a_fleet_behind_a_faulty_proxy_is_the_same(
     assert steps[-1][0] == steps[-1][1]
 
 
-async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told(
+async def test_day_with_an_unanswered_series_has_no_lines_and_is_reported(
     fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
     """The money of one day cannot be had; neither in one question with its neighbours, nor alone."""
@@ -248,7 +248,7 @@ async def test_a_day_of_which_a_series_stays_unanswered_has_no_lines_and_is_told
             assert shown == pytest.approx(0 if chunk.window.start_seconds == bad else metered)
 
 
-async def test_a_series_that_always_fails_costs_no_other(fleet_prometheus: FleetServer) -> None:
+async def test_always_failing_series_affects_no_other(fleet_prometheus: FleetServer) -> None:
     proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: 'quantity="cost"' in form.get("query", ""))
     for by_day in (True, False):
         async with serving(proxy) as server:
@@ -257,7 +257,7 @@ async def test_a_series_that_always_fails_costs_no_other(fleet_prometheus: Fleet
         assert all(chunk.capacity_seconds for chunk in ledger.chunks)
 
 
-async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) -> None:
+async def test_cost_is_read_without_energy(fleet_prometheus: FleetServer) -> None:
     async with serving(
         FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "energy" in form.get("query", ""))
     ) as server:
@@ -274,7 +274,7 @@ async def test_without_energy_the_money_is_given(fleet_prometheus: FleetServer) 
     )
 
 
-async def test_capacity_is_read_from_what_clusters_recorded(fleet_prometheus: FleetServer) -> None:
+async def test_capacity_is_read_independently_of_the_seconds(fleet_prometheus: FleetServer) -> None:
     refused = queries.SECONDS.series("workload")
     proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: refused[:-1] in form.get("query", ""))
     async with serving(proxy) as server:
@@ -284,7 +284,7 @@ async def test_capacity_is_read_from_what_clusters_recorded(fleet_prometheus: Fl
     assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == pytest.approx(true.capacity_seconds)
 
 
-async def test_a_server_that_goes_away_is_not_asked_everything(fleet_prometheus: FleetServer) -> None:
+async def test_server_that_goes_away_gets_fewer_than_100_queries(fleet_prometheus: FleetServer) -> None:
     proxy = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "sum_over_time" in form.get("query", ""))
     async with serving(proxy) as server:
         ledger = await read(server.url, whole(fleet_prometheus.plan), retries=1)
@@ -295,7 +295,7 @@ async def test_a_server_that_goes_away_is_not_asked_everything(fleet_prometheus:
     assert not any(chunk.lines or chunk.capacity_seconds for chunk in ledger.chunks)
 
 
-async def test_a_limit_of_the_server_is_met_with_smaller_questions(
+async def test_server_limit_leads_to_smaller_queries(
     small_fleet: FleetPlan, fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
     def is_long(form: dict[str, str]) -> bool:
@@ -350,7 +350,7 @@ def hand_written(tmp_path: Path, small_fleet: FleetPlan) -> Iterator[Callable[..
     return serve  # type: ignore[return-value]
 
 
-async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Callable[..., object]) -> None:
+async def test_two_prometheus_replicas_count_each_hour_once(hand_written: Callable[..., object]) -> None:
     """One of them was away from 2 to 5, the other from 10 to 20; once both had a part of an hour."""
     text = owner([*range(2), *range(5, 24)], replica="a") + owner([*range(9), *range(20, 24)], replica="b")
     text += owner([9], 900, replica="b")
@@ -363,7 +363,7 @@ async def test_of_a_pair_of_prometheis_each_hour_counts_once(hand_written: Calla
             assert any("distinguished by replica" in note for note in ledger.notes)
 
 
-async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
+async def test_late_hours_of_one_replica_are_not_added_to_the_other(
     hand_written: Callable[..., object],
 ) -> None:
     """One was away from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
@@ -386,7 +386,7 @@ async def test_what_one_of_a_pair_counted_late_is_not_counted_beside_the_other(
             assert sum(sum(chunk.capacity_seconds.values()) for chunk in ledger.chunks) == 24 * 3600 + 1200
 
 
-async def test_two_that_missed_hours_in_a_row_count_each_of_them_once(hand_written: Callable[..., object]) -> None:
+async def test_replicas_that_missed_consecutive_hours_count_each_once(hand_written: Callable[..., object]) -> None:
     """One missed hour 3 and the other hour 4: in neither has one both, and the values of 4 and 5 have two hours."""
     text = owner(range(3), replica="a") + owner([4], 2 * 3600, capacity=2 * 3600 + 900, replica="a")
     text += owner(range(5, 24), replica="a") + owner(range(3), replica="b")
@@ -411,7 +411,7 @@ async def test_two_that_missed_hours_in_a_row_count_each_of_them_once(hand_writt
         }
 
 
-async def test_a_pair_over_a_whole_fleet_is_the_same_as_one(small_fleet: FleetPlan, tmp_path: Path) -> None:
+async def test_two_replicas_of_a_whole_fleet_give_the_same_sums_as_one(small_fleet: FleetPlan, tmp_path: Path) -> None:
     plan = replace(small_fleet, nodes=4, days=3)
     blocks = backfilled(plan, tmp_path, {"replica": "a"}, {"replica": "b"}, devices=False)
     true = truth_between(plan.start_seconds, plan.end_seconds, plan)
@@ -423,7 +423,7 @@ async def test_a_pair_over_a_whole_fleet_is_the_same_as_one(small_fleet: FleetPl
     )
 
 
-async def test_clusters_are_told_apart_by_the_label_that_is_named(hand_written: Callable[..., object]) -> None:
+async def test_clusters_are_separated_by_the_configured_label(hand_written: Callable[..., object]) -> None:
     text = owner(range(24), k8s_cluster="east") + owner(range(24), k8s_cluster="west")
     with hand_written(text) as server:  # type: ignore[attr-defined]
         named = await read(server.url, day(), "cluster", cluster_label="k8s_cluster")
@@ -434,7 +434,7 @@ async def test_clusters_are_told_apart_by_the_label_that_is_named(hand_written: 
     assert any("--cluster-label" in note and "k8s_cluster" in note for note in unnamed.notes)
 
 
-async def test_names_of_any_characters_are_found_and_kept(hand_written: Callable[..., object]) -> None:
+async def test_names_with_arbitrary_characters_are_found_and_kept(hand_written: Callable[..., object]) -> None:
     names = ('a"b', "x.*|y", "back\\slash", "new\nline", "=cmd|'/c'!A1", "\u202egnp.exe", "<script>", "{{x}}", "")
     escaped = [name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name in names]
     with hand_written("".join(owner(range(24), team=name) for name in escaped)) as server:  # type: ignore[attr-defined]
@@ -451,7 +451,7 @@ async def test_names_of_any_characters_are_found_and_kept(hand_written: Callable
             assert not ledger.failures
 
 
-def test_missing_hours_name_what_they_are_missing_of() -> None:
+def test_missing_hours_note_names_the_cluster() -> None:
     windows, hours = chunks(day(2)), [{"east": 24}, {"east": 24, "": 23}]
     assert missing_hours(windows, hours) == [
         "nodes without a cluster: nothing was recorded before 2026-09-20, 24 hours",
@@ -459,7 +459,7 @@ def test_missing_hours_name_what_they_are_missing_of() -> None:
     ]
 
 
-async def test_hours_that_were_not_recorded_are_told(hand_written: Callable[..., object]) -> None:
+async def test_unrecorded_hours_are_reported(hand_written: Callable[..., object]) -> None:
     with hand_written(owner([*range(3), *range(4, 24)])) as server:  # type: ignore[attr-defined]
         ledger = await read(server.url, day(3))
     assert [dict(chunk.recorded_hours) for chunk in ledger.chunks] == [{}, {}, {"": 23}]
@@ -470,7 +470,7 @@ async def test_hours_that_were_not_recorded_are_told(hand_written: Callable[...,
 
 
 @pytest.mark.parametrize("late", [0, 0.001, 299.999])
-async def test_hours_are_told_apart_wherever_in_their_five_minutes_they_were_recorded(
+async def test_hours_recorded_at_any_offset_within_five_minutes_are_separated(
     hand_written: Callable[..., object], late: float
 ) -> None:
     with hand_written(owner(range(-1, 25), late=late)) as server:  # type: ignore[attr-defined]
@@ -487,7 +487,7 @@ async def test_hours_are_told_apart_wherever_in_their_five_minutes_they_were_rec
         (owner(range(-400, -390)), "the newest hours before it are of 2026-09-0"),
     ],
 )
-async def test_why_nothing_is_there_is_told(hand_written: Callable[..., object], text: str, words: str) -> None:
+async def test_empty_ledger_note_has_the_reason(hand_written: Callable[..., object], text: str, words: str) -> None:
     with hand_written(text or "x 1 1789862400\n") as server:  # type: ignore[attr-defined]
         ledger = await read(server.url, day())
     assert not ledger.failures
@@ -495,7 +495,7 @@ async def test_why_nothing_is_there_is_told(hand_written: Callable[..., object],
     assert words in note
 
 
-async def test_nothing_at_all_is_an_error_of_the_server(fleet_prometheus: FleetServer) -> None:
+async def test_server_that_refuses_every_query_is_an_error(fleet_prometheus: FleetServer) -> None:
     everything = FaultyProxy(fleet_prometheus.url, rate=0, refuse=lambda form: "query" in form)
     async with serving(everything) as server:
         with pytest.raises(PrometheusError) as caught:
@@ -504,7 +504,7 @@ async def test_nothing_at_all_is_an_error_of_the_server(fleet_prometheus: FleetS
     assert "storage is away" in str(caught.value)
 
 
-async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus: FleetServer) -> None:
+async def test_unresponsive_server_is_abandoned_within_40_seconds(fleet_prometheus: FleetServer) -> None:
     """Blocks time out, then days do; the many other questions are not waited for."""
     started = asyncio.get_running_loop().time()
 
@@ -522,7 +522,7 @@ async def test_a_server_that_never_answers_is_given_up_on_soon(fleet_prometheus:
     assert {"no answer within 0.1 s" in failure.reason for failure in ledger.failures} == {True}
 
 
-def test_whole_days_are_asked_for_together_and_parts_of_days_alone() -> None:
+def test_whole_days_are_queried_together_and_partial_days_alone() -> None:
     ends = [DAY + 5 * 3600, *(DAY + n * DAY_SECONDS for n in range(1, 21)), DAY + 20 * DAY_SECONDS + 3600]
     pieces = [Window(start_seconds=start, end_seconds=end) for start, end in pairwise(ends)]
     found = [tuple(map(pieces.index, block)) for block in blocks(pieces)]
@@ -546,7 +546,7 @@ def now_series(name: str, value: float = 1, **labels: str) -> str:
         ),
     ],
 )
-async def test_what_is_there_now_tells_why_nothing_was_recorded(
+async def test_current_series_explain_a_missing_recording(
     hand_written: Callable[..., object], text: Callable[[], str], words: str
 ) -> None:
     with hand_written(text()) as server:  # type: ignore[attr-defined]
@@ -555,7 +555,7 @@ async def test_what_is_there_now_tells_why_nothing_was_recorded(
     assert words in note
 
 
-async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Callable[..., object]) -> None:
+async def test_pods_on_devices_are_read_once_from_two_replicas(hand_written: Callable[..., object]) -> None:
     device = {"node": "n", "gpu": "0", "uuid": "MIG-1", "gpu_instance": "2", "mig_profile": "1g.10gb", "model": "A100"}
     text = ""
     for replica in ("a", "b"):
@@ -601,7 +601,7 @@ async def test_pods_on_their_devices_are_read_once_of_a_pair(hand_written: Calla
     assert (other.pod, other.activity_ratio, other.idle_for_seconds) == ("other-0", None, None)
 
 
-async def test_top_of_a_fleet_has_holders_with_owners_and_free_devices(
+async def test_fleet_top_has_holders_with_owners_and_unallocated_devices(
     hand_written: Callable[..., object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = {"cluster": "a", "node": "n", "gpu": "0", "uuid": "GPU-1", "model": "NVIDIA A100"}
@@ -629,6 +629,6 @@ async def test_top_of_a_fleet_has_holders_with_owners_and_free_devices(
     assert free["cost_per_hour"] == [{"currency": "USD", "cost": 2.0}]
 
 
-def test_cost_labels_are_asked_for_only_where_a_label_is() -> None:
+def test_cost_labels_are_queried_only_for_a_label_dimension() -> None:
     assert "cost_labels" not in queries.labels_of({"cluster", "workload", "team", "model"}, "cluster")
     assert queries.labels_of({"team", "label:project"}, "cluster") == ("workload_kind", "team", "cost_labels")

@@ -49,7 +49,7 @@ def ask(server: FleetServer, expression: str, at_seconds: float) -> dict[tuple[s
 
 @given(seed=st.integers(0, 2**32), gpus=st.integers(1, 9), days=st.integers(1, 4), node=st.integers(0, 20))
 @settings(max_examples=40, deadline=None)
-def test_all_that_owners_have_is_what_the_gpus_were_there_for(seed: int, gpus: int, days: int, node: int) -> None:
+def test_owner_seconds_sum_to_the_seconds_of_the_gpus(seed: int, gpus: int, days: int, node: int) -> None:
     plan = FleetPlan(nodes=21, gpus_per_node=gpus, days=days, end_seconds=END_SECONDS, seed=seed)
     ledger = node_ledger(fleet_nodes(plan)[node])
     carried = Counter(recording_hours(plan))
@@ -66,7 +66,7 @@ def test_all_that_owners_have_is_what_the_gpus_were_there_for(seed: int, gpus: i
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=5, deadline=None)
-def test_money_is_seconds_times_the_price_of_the_time(seed: int) -> None:
+def test_cost_is_seconds_times_the_price_at_the_time(seed: int) -> None:
     for ledger in map(node_ledger, fleet_nodes(replace(TINY, seed=seed))):
         for lines in ledger.lines.values():
             for hour, line in lines.items():
@@ -76,13 +76,13 @@ def test_money_is_seconds_times_the_price_of_the_time(seed: int) -> None:
                 assert line.idle_cost == pytest.approx(line.idle_ms * (price or 0.0) / HOUR_MS, abs=1e-9)
 
 
-def test_a_fleet_is_the_same_each_time_however_many_processes_write_it() -> None:
+def test_fleet_is_deterministic_for_any_number_of_processes() -> None:
     once = text_of(TINY)
     assert text_of(TINY, processes=2) == once
     assert text_of(replace(TINY, seed=2)) != once
 
 
-def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_rules_record_them() -> None:
+def test_every_series_has_one_value_per_time_and_zeros_as_the_rules_do() -> None:
     seen, zeros = set(), set()
     last: dict[str, int] = {}
     for row in text_of(TINY).splitlines():
@@ -108,7 +108,7 @@ def test_no_series_has_two_values_of_one_time_and_zeros_are_recorded_where_the_r
     assert {"gpu_node_info", "gpu_hourly_price", "gpu_exporter_simulated"} <= names
 
 
-def test_the_demonstration_has_workloads_that_did_nothing_for_its_last_week() -> None:
+def test_demo_has_workloads_idle_for_the_last_week() -> None:
     fleet = demo_fleet(END_SECONDS, HISTORY_DAYS)
     week = range(fleet.hours - 7 * 24, fleet.hours)
     assert any(
@@ -119,7 +119,7 @@ def test_the_demonstration_has_workloads_that_did_nothing_for_its_last_week() ->
     ), "the page has nothing to suggest"
 
 
-def test_a_fleet_has_everything_that_reports_must_tell_apart(small_fleet: FleetPlan, fleet_truth: FleetTruth) -> None:
+def test_fleet_has_every_kind_of_line_that_reports_distinguish(small_fleet: FleetPlan, fleet_truth: FleetTruth) -> None:
     kinds = {kind for (kind,) in fleet_truth.total("kind")}
     assert {"Unallocated", "Unattributed", "Job", "CronJob", "Deployment", "Notebook"} <= kinds
     assert "Other" not in kinds, "an agent keeps what folded owners had to itself: Prometheus has it under their names"
@@ -136,7 +136,7 @@ def test_a_fleet_has_everything_that_reports_must_tell_apart(small_fleet: FleetP
     assert sum(by_day) == 2 * (small_fleet.hours - 3)
 
 
-def test_short_tasks_live_as_long_as_those_of_the_real_trace() -> None:
+def test_short_tasks_have_the_durations_of_the_real_trace() -> None:
     random = Random(1)  # noqa: S311 - the same numbers each time
     plan = FleetPlan(nodes=1, end_seconds=END_SECONDS)
     lives = sorted(task(plan, random).seconds for _ in range(20_000))
@@ -152,7 +152,7 @@ def server(request: pytest.FixtureRequest) -> FleetServer:
 
 @pytest.mark.parametrize("level", ["owner", "workload"])
 @pytest.mark.parametrize("what", [*STATES, "unpriced"])
-def test_engines_have_what_is_true(
+def test_engines_return_the_true_seconds(
     server: FleetServer, small_fleet: FleetPlan, fleet_truth: FleetTruth, what: str, level: str
 ) -> None:
     window = f"[{small_fleet.days}d]"
@@ -170,7 +170,7 @@ def test_engines_have_what_is_true(
     assert answer == pytest.approx(true, rel=1e-9)
 
 
-def test_engines_have_what_is_true_of_a_single_day(server: FleetServer, small_fleet: FleetPlan) -> None:
+def test_engines_return_the_true_cost_of_a_single_day(server: FleetServer, small_fleet: FleetPlan) -> None:
     day = small_fleet.end_seconds // 86_400 * 86_400 - 5 * 86_400
     true = truth_between(day, day + 86_400)
     assert set(true.days) == {day}
@@ -183,7 +183,9 @@ def test_engines_have_what_is_true_of_a_single_day(server: FleetServer, small_fl
 
 
 @pytest.mark.parametrize("quantity", ["seconds", "cost", "unpriced_seconds", "energy_joules"])
-def test_workloads_are_sums_of_the_owners(server: FleetServer, small_fleet: FleetPlan, quantity: str) -> None:
+def test_workload_series_are_sums_of_the_owner_series(
+    server: FleetServer, small_fleet: FleetPlan, quantity: str
+) -> None:
     by = "cluster, workload_namespace, workload_kind, workload_name, team, cost_labels, model, state, currency"
     at = small_fleet.start_seconds + 5 * 86_400 + 960
     hourly = f'gpu_ledger:delta1h{{quantity="{quantity}"}}'
@@ -192,7 +194,7 @@ def test_workloads_are_sums_of_the_owners(server: FleetServer, small_fleet: Flee
     assert len(recorded) >= 2
 
 
-def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: FleetPlan) -> None:
+def test_capacity_is_the_sum_of_all_owners(server: FleetServer, small_fleet: FleetPlan) -> None:
     hour = small_fleet.end_seconds - 7200
     at = hour + 960
     capacity = ask(server, "cluster:gpu_capacity_seconds:delta1h", at)
@@ -207,7 +209,7 @@ def test_capacity_is_what_all_owners_have(server: FleetServer, small_fleet: Flee
         assert counts[0] * 3600 == pytest.approx(capacity[cluster])
 
 
-def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_fleet: FleetPlan) -> None:
+def test_device_facts_match_the_ledger(server: FleetServer, small_fleet: FleetPlan) -> None:
     at = small_fleet.end_seconds
     known = 'quantity="seconds",workload_kind!~"Unallocated|Unattributed",state=~"active_.*"'
     by = "sum by (cluster, node, workload_name)"
@@ -217,14 +219,14 @@ def test_evidence_of_devices_agrees_with_the_ledger(server: FleetServer, small_f
     )
 
 
-def test_promtool_takes_any_fleet(tmp_path: Path) -> None:
+def test_promtool_accepts_any_fleet(tmp_path: Path) -> None:
     for seed, plan in enumerate((replace(TINY, clusters=("",)), replace(TINY, days=1, nodes=50, gpus_per_node=8))):
         text = tmp_path / "fleet.om"
         text.write_text(text_of(replace(plan, seed=seed)), encoding="utf-8")
         backfill(text, tmp_path / f"blocks-{seed}")
 
 
-def test_a_trace_gives_lives_and_shares_of_tasks(tmp_path: Path) -> None:
+def test_trace_gives_durations_and_shares_of_tasks(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(
         "name,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n"
@@ -244,14 +246,14 @@ def test_a_trace_gives_lives_and_shares_of_tasks(tmp_path: Path) -> None:
         ("num_gpu,gpu_milli,deletion_time,scheduled_time\n", "no finished GPU pod"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: str, words: str) -> None:
+def test_invalid_trace_is_refused_with_the_reason(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=words):
         read_trace(file)
 
 
-def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_matching_series_and_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     series, truth = tmp_path / "fleet.txt", tmp_path / "truth.json"
     words = ["simulate", "fleet", "--nodes", "2", "--gpus", "3", "--days", "2", "--end", "2026-09-21T14:00Z"]
     more = ["--clusters", "x,y", "--format", "import", "--output", str(series), "--truth", str(truth)]
@@ -280,13 +282,15 @@ def test_the_command_writes_series_and_truth_that_agree(tmp_path: Path, capsys: 
         (["--nodes", "2", "--trace", "/nowhere.csv"], "/nowhere.csv"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_invalid_options_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     assert main(["simulate", "fleet", *words, "--output", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "fleet", "--nodes", "1", "--days", "1", "--processes", "1"]
     assert main([*words, "--output", str(tmp_path / "no" / "out")]) == 1
     assert "cannot write" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def ratios(rows: list[dict[str, str]]) -> list[Decimal]:
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.4"])
-def test_the_export_of_a_small_fleet_is_the_golden_one(version: str) -> None:
+def test_export_of_a_small_fleet_matches_the_golden_file(version: str) -> None:
     text, _ = exported(ledger(seven_slices(), ANOTHER_DAY), version)
     golden = GOLDEN / f"focus_{version}.csv"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -49,7 +49,7 @@ def test_the_export_of_a_small_fleet_is_the_golden_one(version: str) -> None:
     assert text == golden.read_text()
 
 
-def test_the_metadata_of_a_small_fleet_are_the_golden_ones() -> None:
+def test_metadata_of_a_small_fleet_match_the_golden_file() -> None:
     metadata = io.StringIO()
     lines = {**ANOTHER_DAY, key("old-card", node="node-d", model="NVIDIA T4"): held(24.0, None)}
     own = FocusSettings(created_seconds=START + 2 * DAY)
@@ -63,7 +63,7 @@ def test_the_metadata_of_a_small_fleet_are_the_golden_ones() -> None:
     assert text == golden.read_text()
 
 
-def test_seven_slices_of_a_gpu_hour_at_2_10_are_seven_rows_of_0_30() -> None:
+def test_seven_slices_of_a_2_10_gpu_hour_are_seven_rows_of_0_30() -> None:
     _, rows = exported(ledger(seven_slices()))
     assert [row["EffectiveCost"] for row in rows] == ["0.3"] * 7
     assert sum(ratios(rows)) == 1
@@ -76,7 +76,7 @@ def test_seven_slices_of_a_gpu_hour_at_2_10_are_seven_rows_of_0_30() -> None:
     assert {row["x_SplitConfidence"] for row in rows} == {"exact"}
 
 
-def test_gpus_that_one_owner_held_all_day_are_one_row_that_is_not_split() -> None:
+def test_gpus_of_one_owner_all_day_are_one_unsplit_row() -> None:
     _, rows = exported(ledger({key("trainer", team="vision"): held(192.0)}))
     (row,) = rows
     assert row["AllocatedMethodId"] == row["AllocatedResourceId"] == row["AllocatedTags"] == ""
@@ -86,7 +86,7 @@ def test_gpus_that_one_owner_held_all_day_are_one_row_that_is_not_split() -> Non
     assert (row["x_Namespace"], row["x_Workload"], row["x_Team"]) == ("research", "trainer", "vision")
 
 
-def test_active_money_is_divided_where_it_was_profiled_and_absent_where_not() -> None:
+def test_active_cost_is_divided_only_for_profiled_lines() -> None:
     lines = {key("a"): held(7.0, active=0.9, profiled=(0.1, 0.6), idle=0.05), key("b"): held(5.0, active=0.9)}
     _, (profiled, other) = exported(ledger(lines))
     parts = [Decimal(profiled[f"x_Active{name}Cost"]) for name in ("Effective", "Ineffective", "Unprofiled")]
@@ -100,7 +100,7 @@ def test_active_money_is_divided_where_it_was_profiled_and_absent_where_not() ->
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_labels_are_tags_under_their_own_keys_and_part_a_workload(version: str) -> None:
+def test_labels_are_tags_under_their_keys_and_split_a_workload(version: str) -> None:
     hostile = "gpu-cost-exporter/node=x,project=ads"
     of = ledger({key("a", labels="project=llm"): held(10.0), key("a", labels=hostile): held(14.0), nobody(): held(1.0)})
     text, rows = exported(of, version)
@@ -129,13 +129,13 @@ def test_unallocated_and_unattributed_are_two_remainders_of_one_origin() -> None
     assert sum(ratios(rows)) == 1
 
 
-def test_a_node_that_nobody_held_is_one_row_without_a_split() -> None:
+def test_unallocated_node_is_one_unsplit_row() -> None:
     _, (row,) = exported(ledger({nobody(): held(192.0, active=0, idle=1)}))
     assert row["AllocatedMethodId"] == ""
     assert row["x_WorkloadKind"] == "Unallocated"
 
 
-def test_each_day_is_a_charge_of_its_own_in_the_month_that_it_lies_in() -> None:
+def test_each_day_is_its_own_charge_in_its_month() -> None:
     days = [{key("trainer"): held(24.0)}] * 3
     _, rows = exported(ledger(*days, start=START + 60 * DAY))  # the last day of November, then two of December
     assert [row["ChargePeriodStart"] for row in rows] == [
@@ -148,7 +148,7 @@ def test_each_day_is_a_charge_of_its_own_in_the_month_that_it_lies_in() -> None:
     assert rows[0]["ChargePeriodEnd"] == rows[1]["ChargePeriodStart"]
 
 
-def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
+def test_unpriced_hours_are_no_charge_and_are_reported() -> None:
     lines = {key("a"): held(24.0), key("b", node="node-x"): held(24.0, None), key("c"): held(10.0, unpriced_hours=4.0)}
     stream, metadata = io.StringIO(), io.StringIO()
     write_focus(ledger(lines), stream, metadata_stream=metadata)
@@ -165,7 +165,7 @@ def test_hours_without_a_price_are_no_charge_and_are_told() -> None:
     assert document["x_Conservation"]["MeteredGpuHours"] == 58
 
 
-def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> None:
+def test_cost_and_energy_without_seconds_are_charged_and_not_unpriced() -> None:
     """Processes of no pod on GPUs that pods hold: their energy is metered, the time is the pods'."""
     lines = {
         key("a"): held(24.0),
@@ -180,7 +180,7 @@ def test_money_and_joules_without_time_are_in_the_charge_and_lack_no_price() -> 
     assert_promises(stream.getvalue(), "1.4")
 
 
-def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> None:
+def test_owner_with_higher_prices_gets_the_larger_part_of_the_cost() -> None:
     lines = {key("morning"): held(12.0, 2.0), key("afternoon"): held(12.0, 4.0)}
     _, rows = exported(ledger(lines))
     by_owner = {row["x_Workload"]: row for row in rows}
@@ -192,7 +192,7 @@ def test_an_owner_whose_hours_were_dearer_has_the_larger_part_of_the_money() -> 
     assert sum(parts.values()) == 1
 
 
-def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() -> None:
+def test_every_number_has_a_decimal_point() -> None:
     _, rows = exported(
         ledger({key("a"): Figures(seconds=ByState(unprofiled=3600), money={"USD": ByState(unprofiled=2.0)})})
     )
@@ -202,7 +202,7 @@ def test_every_number_has_a_decimal_so_that_no_column_is_taken_for_integers() ->
     assert all("." in number for number in numbers)
 
 
-def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> None:
+def test_two_currencies_are_two_charges_and_hours_count_once() -> None:
     two = Figures(seconds=ByState(effective=7200), money={"USD": ByState(effective=2.0), "EUR": ByState(effective=1.0)})
     _, rows = exported(ledger({key("a"): two}))
     assert [(row["BillingCurrency"], row["EffectiveCost"], row["ConsumedQuantity"]) for row in rows] == [
@@ -213,14 +213,14 @@ def test_money_in_two_currencies_is_two_charges_and_hours_are_told_once() -> Non
 
 
 @pytest.mark.parametrize(("capacity_type", "pricing"), [("on-demand", "Standard"), ("spot", "Dynamic")])
-def test_spot_nodes_are_priced_dynamically_and_the_place_of_a_node_is_told(capacity_type: str, pricing: str) -> None:
+def test_spot_nodes_have_dynamic_pricing_and_the_region_is_exported(capacity_type: str, pricing: str) -> None:
     of = ledger({key("a"): held(24.0)}, facts=replace(FACTS, capacity_type=capacity_type))
     _, (row,) = exported(of)
     assert (row["PricingCategory"], row["RegionId"], row["x_CapacityType"]) == (pricing, "us-east-1", capacity_type)
     assert row["SkuPriceId"] == f"{H100}/p5.48xlarge/{capacity_type}/us-east-1"
 
 
-def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_survive() -> None:
+def test_formula_like_names_are_text_and_quotes_and_newlines_survive() -> None:
     hostile = '=HYPERLINK("http://x","y")\n'
     _, (row,) = exported(ledger({key("w", team=hostile, namespace='+1|"; DROP'): held(24.0)}))
     assert row["x_Team"] == f"'{hostile}"
@@ -229,7 +229,7 @@ def test_names_that_would_be_formulas_are_only_text_and_quotes_and_newlines_surv
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_names_that_are_words_for_nothing_are_names(version: str) -> None:
+def test_names_such_as_null_and_na_are_kept(version: str) -> None:
     """Kubernetes takes every one of them for a namespace or a workload, and a team may be called NA."""
     words = ("null", "NULL", "none", "None", "nan", "n/a", "NA")
     lines = dict[LineKey, Figures]()
@@ -250,7 +250,7 @@ def test_names_that_are_words_for_nothing_are_names(version: str) -> None:
     assert {row["x_Team"] for row in rows} == {"", "'null", "'NULL", *words[2:]}
 
 
-def test_a_simulated_fleet_says_so_on_every_row() -> None:
+def test_simulated_fleet_is_marked_on_every_row() -> None:
     of = ledger({key("a"): held(1.0)})
     simulated = FleetLedger(
         window=of.window, dimensions=of.dimensions, chunks=of.chunks, nodes=of.nodes, simulated=True
@@ -260,7 +260,7 @@ def test_a_simulated_fleet_says_so_on_every_row() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_restated_month_is_a_correction(version: str) -> None:
+def test_restated_month_is_a_correction(version: str) -> None:
     days = ({key("a"): held(10.0), nobody(): held(8.0)}, {key("a"): held(24.0)})
     text, rows = exported(ledger(*days), version, FocusSettings(restated=True))
     assert_promises(text, version)
@@ -290,7 +290,7 @@ def a_day(draw: st.DrawFn) -> Lines:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(a_day(), min_size=1, max_size=2))
-def test_every_origin_sums_to_its_money_and_its_ratios_to_exactly_one(days: list[Lines]) -> None:
+def test_every_origin_sums_to_its_cost_and_its_ratios_to_one(days: list[Lines]) -> None:
     of = ledger(*days)
     text, rows = exported(of)
     origins: dict = {}
@@ -315,13 +315,13 @@ def test_every_origin_sums_to_its_money_and_its_ratios_to_exactly_one(days: list
         assert_promises(text, version)
 
 
-def test_the_end_of_a_line_in_a_name_is_not_the_end_of_a_row() -> None:
+def test_line_break_in_a_name_does_not_end_the_row() -> None:
     text, rows = exported(ledger({key("a\rb"): held(10.0), key("\nc"): held(10.0)}))
     assert_promises(text, "1.4")
     assert {row["x_Workload"] for row in rows} == {"a\nb", "'\nc"}
 
 
-def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
+def test_lone_surrogate_in_a_name_is_replaced() -> None:
     stream, metadata = io.StringIO(), io.StringIO()
     of = replace(ledger({key("a\ud800b"): held(10.0)}), notes=("\udfff",))
     write_focus(of, stream, metadata_stream=metadata)
@@ -329,13 +329,13 @@ def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
     assert json.loads(metadata.getvalue().encode())["x_Notes"] == ["?"]
 
 
-def test_every_own_column_and_version_is_in_the_documentation() -> None:
+def test_every_own_column_and_version_is_documented() -> None:
     text = (Path(__file__).parent.parent / "docs" / "focus.md").read_text()
     assert [name for name in OWN_COLUMNS if f"`{name}`" not in text] == []
     assert [version for version in VERSIONS if version not in text] == []
 
 
-def test_the_command_lists_the_columns_of_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lists_the_columns_of_a_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["focus", "columns"]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 65

@@ -44,12 +44,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.4"])
-def test_the_export_of_a_fleet_keeps_its_promises(files: dict[str, Path], version: str) -> None:
+def test_fleet_export_is_valid(files: dict[str, Path], version: str) -> None:
     assert_promises(files[version].read_text(), version)
 
 
 @pytest.mark.parametrize("version", ["1.2", "1.4"])
-def test_money_and_hours_are_those_of_the_truth(files: dict[str, Path], version: str, truth: FleetTruth) -> None:
+def test_export_has_the_true_cost_and_hours(files: dict[str, Path], version: str, truth: FleetTruth) -> None:
     rows = rows_of(files[version])
     total = truth.sum()
     for currency, money in total.money.items():
@@ -65,7 +65,7 @@ def test_money_and_hours_are_those_of_the_truth(files: dict[str, Path], version:
     assert priced + unpriced == pytest.approx(conservation["MeteredGpuHours"], rel=1e-9)
 
 
-def test_each_team_has_the_money_that_is_true(files: dict[str, Path], truth: FleetTruth) -> None:
+def test_export_has_the_true_cost_of_each_team(files: dict[str, Path], truth: FleetTruth) -> None:
     by_team: dict[tuple[str, str], Decimal] = {}
     for row in rows_of(files["1.4"]):
         place = (row["x_Team"], row["BillingCurrency"])
@@ -78,7 +78,7 @@ def test_each_team_has_the_money_that_is_true(files: dict[str, Path], truth: Fle
     assert {place: float(cost) for place, cost in by_team.items()} == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_store_of_closed_days_gives_the_same_export(
+def test_store_of_closed_days_gives_the_same_export(
     files: dict[str, Path], fleet_prometheus: FleetServer, tmp_path: Path
 ) -> None:
     store = tmp_path / "days.sqlite"

@@ -19,24 +19,24 @@ def at(month: int, day: int, hour: int = 0) -> int:
 OCTOBER = Window(start_seconds=at(10, 1), end_seconds=at(11, 1))
 
 
-def test_without_a_complete_day_nothing_is_said() -> None:
+def test_forecast_without_a_complete_day_is_none() -> None:
     assert forecast(12.0, [], at(10, 1, 7), OCTOBER) is None
 
 
-def test_the_rest_of_the_month_costs_what_the_last_week_did() -> None:
+def test_rest_of_the_month_costs_the_average_of_the_last_week() -> None:
     daily = [1000.0, 10, 20, 30, 40, 50, 60, 70]
     assert forecast(500.0, daily, at(10, 9), OCTOBER) == pytest.approx(500 + 23 * 40)
 
 
-def test_the_rest_of_today_counts_by_its_hours() -> None:
+def test_rest_of_today_is_weighted_by_its_hours() -> None:
     assert forecast(5.0, [24.0], at(10, 31, 6), OCTOBER) == pytest.approx(5 + 18)
 
 
-def test_a_period_that_has_not_begun_is_told_whole() -> None:
+def test_future_period_is_forecast_completely() -> None:
     assert forecast(0.0, [2.0], at(9, 30, 12), OCTOBER) == pytest.approx(31 * 2)
 
 
-def test_weekends_are_cheap_once_two_weeks_are_known() -> None:
+def test_weekends_are_separate_once_two_weeks_are_known() -> None:
     daily = [100.0, 100, 100, 100, 100, 10, 10] * 2
     week = Window(start_seconds=MONDAY, end_seconds=MONDAY + 7 * DAY_SECONDS)
     # Friday at noon: half a Friday, a Saturday and a Sunday are left.
@@ -44,13 +44,13 @@ def test_weekends_are_cheap_once_two_weeks_are_known() -> None:
     assert forecast(450.0, after, MONDAY + 4.5 * DAY_SECONDS, week) == pytest.approx(450 + 50 + 20)
 
 
-def test_days_of_more_than_four_weeks_ago_are_forgotten() -> None:
+def test_days_older_than_four_weeks_are_ignored() -> None:
     daily = [1e9] * 30 + [1.0] * 28
     assert forecast(0.0, daily, at(10, 30), OCTOBER) == pytest.approx(2)
 
 
 @given(st.floats(0, 1e6), st.integers(1, 60), st.floats(0, 31 * 86_400))
-def test_days_that_are_all_the_same_go_on(cost: float, known: int, into: float) -> None:
+def test_constant_days_continue_unchanged(cost: float, known: int, into: float) -> None:
     now = OCTOBER.start_seconds + into
     rest = (OCTOBER.end_seconds - now) / DAY_SECONDS
     assert forecast(7.0, [cost] * known, now, OCTOBER) == pytest.approx(7 + cost * rest)

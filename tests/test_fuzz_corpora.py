@@ -29,7 +29,7 @@ def quiet_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 @pytest.mark.parametrize("path", list(fuzz_targets.TARGETS))
-def test_each_kept_input_is_answered_as_the_door_promises(path: str) -> None:
+def test_every_kept_input_gives_the_documented_result(path: str) -> None:
     inputs = fuzz_targets.TARGETS[path].inputs()
     assert inputs, f"no input of {path} is kept"
     for one in inputs:
@@ -40,7 +40,7 @@ def test_each_kept_input_is_answered_as_the_door_promises(path: str) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(path.name for path in CORPORA.iterdir()))
-def test_corpora_stay_small_and_each_input_has_a_door(family: str) -> None:
+def test_corpora_are_small_and_every_input_has_a_target(family: str) -> None:
     kept = list((CORPORA / family).iterdir())
     assert len(kept) <= MOST_FILES
     assert sum(path.stat().st_size for path in kept) <= MOST_BYTES

@@ -40,7 +40,7 @@ def body(kind: str, rows: object) -> bytes:
     return json.dumps({"status": "success", "data": {"resultType": kind, "result": rows}}).encode()
 
 
-def test_a_prometheus_answer_without_a_result_is_told_and_no_key_error() -> None:
+def test_prometheus_response_without_a_result_is_an_error() -> None:
     answer = b'{"status":"success","data":{"resultType":"vector"}}'
     with pytest.raises(PrometheusError, match="not Prometheus' API"):
         asyncio.run(FedPrometheus(answer).instant("up", None))
@@ -57,28 +57,28 @@ def test_a_prometheus_answer_without_a_result_is_told_and_no_key_error() -> None
         7,
     ],
 )
-def test_a_row_that_no_prometheus_sends_is_told_with_its_address(row: object) -> None:
+def test_malformed_prometheus_row_is_an_error_with_the_address(row: object) -> None:
     with pytest.raises(PrometheusError, match="http://prometheus:9090: the answer has rows") as told:
         asyncio.run(FedPrometheus(body("vector", [row])).instant("up", None))
     assert told.value.reason == "bad_rows"
 
 
 @pytest.mark.parametrize("points", [[[0]], [["x", "1"]], None])
-def test_points_that_are_none_are_told(points: object) -> None:
+def test_malformed_points_are_an_error(points: object) -> None:
     client = FedPrometheus(body("matrix", [{"metric": {}, "values": points}]))
     two_days = replace(WINDOW, end_seconds=WINDOW.start_seconds + 2 * 86_400)
     with pytest.raises(PrometheusError, match="the answer has rows"):
         asyncio.run(PrometheusLedger(client).ledger(two_days, frozenset()))
 
 
-def test_half_a_surrogate_pair_in_a_label_does_not_keep_a_report_from_being_written() -> None:
+def test_lone_surrogate_in_a_label_is_replaced() -> None:
     found = asyncio.run(
         FedPrometheus(body("vector", [{"metric": {"team": "a\ud800"}, "value": [1, "1"]}])).instant("up", None)
     )
     assert found[0].labels == {"team": "a?"}
 
 
-async def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
+async def test_non_numeric_capacity_is_left_out_of_a_ledger() -> None:
     async def answer(request: web.Request) -> web.Response:
         form = await request.post()
         values = {"a": "NaN", "b": "7"} if queries.RECORDED in str(form.get("query")) else {}
@@ -91,7 +91,7 @@ async def test_a_capacity_that_is_no_number_is_left_out_of_a_ledger() -> None:
     assert ledger.chunks[0].capacity_seconds == {"b": 7.0}
 
 
-async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_unexpected() -> None:
+async def test_watch_event_without_a_type_is_garbage_and_not_unexpected() -> None:
     stream = FedApi([b'{"object":{}}\n']).watch(Request("/api/v1/pods"), silence_seconds=1)
     with pytest.raises(ApiError, match="an event has no type or no object") as told:
         _ = [event async for event in stream]
@@ -110,7 +110,7 @@ async def test_an_event_of_the_kubernetes_api_without_a_type_is_garbage_and_not_
         (("ledger", "accounts", 0, "totals", "seconds", "idle"), 1e308),
     ],
 )
-def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(
+def test_damaged_state_is_set_aside_and_the_agent_continues_metering(
     tmp_path: Path, path: tuple[str | int, ...], value: object
 ) -> None:
     (tmp_path / "read" / "state").mkdir(parents=True)
@@ -127,15 +127,13 @@ def test_a_state_of_another_program_is_set_aside_and_the_agent_meters_on(
     agent.end()
 
 
-def test_a_state_that_is_nested_without_end_is_set_aside(tmp_path: Path) -> None:
+def test_deeply_nested_state_is_reported_as_damaged(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="is damaged"):
         written(tmp_path, b"[" * 100_000).load()
 
 
 @pytest.mark.parametrize("rubbish", [10**400, 1e308, -1e300])
-def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_others(
-    rubbish: float, tmp_path: Path
-) -> None:
+def test_out_of_range_value_is_left_out_and_others_are_kept(rubbish: float, tmp_path: Path) -> None:
     told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
     values = {**told.gpus[0].values, Field.MEMORY_TEMP: rubbish, Field.GPU_TEMP: 54}
     line = wire.encode(replace(told, gpus=(replace(told.gpus[0], values=values),)))
@@ -145,7 +143,7 @@ def test_a_value_that_no_library_can_tell_is_left_out_and_the_page_has_the_other
 
 
 @pytest.mark.parametrize("name", ["index", "memory_total_bytes"])
-def test_an_identity_with_a_number_beyond_all_is_garbled(name: str, tmp_path: Path) -> None:
+def test_out_of_range_identity_number_is_refused(name: str, tmp_path: Path) -> None:
     told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
     body = json.loads(wire.encode(told))
     identity = next(item for item in body["reading"] if isinstance(item, list))[0][0]
@@ -155,36 +153,34 @@ def test_an_identity_with_a_number_beyond_all_is_garbled(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("key", "value"), [("taken_at_seconds", -(2**63)), ("capacity_seconds", float("nan"))])
-def test_an_agents_ledger_with_a_number_that_cannot_be_shown_is_no_ledger(
-    key: str, value: float, tmp_path: Path
-) -> None:
+def test_agent_ledger_with_an_invalid_number_is_refused(key: str, value: float, tmp_path: Path) -> None:
     document = json.loads(ledger_document(lived(*node_in(tmp_path))).plain)
     with pytest.raises(ExporterError, match="is not an agent's ledger"):
         node_report.read({**document, "saved_at_seconds": None, key: value}, "http://node-a:9400")
 
 
-def test_a_path_that_no_file_can_have_is_refused_as_a_value() -> None:
+def test_path_with_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(ConfigError, match="is not a path"):
         load_agent({"price-book": "a\ud800"}, {})
 
 
-def test_an_address_with_bytes_that_are_no_text_still_has_links() -> None:
+def test_view_address_with_invalid_bytes_still_has_links() -> None:
     view = read_view("/teams", [("team", "a\udcff")], Now(WINDOW.end_seconds))
     assert view.link(page=2) == "/teams?team=a%3F&page=2"
 
 
-def test_a_status_of_the_kubernetes_api_that_is_no_number_makes_no_endless_message() -> None:
+def test_long_non_numeric_api_status_gives_a_short_message() -> None:
     assert len(str(api_client.of_status("x" * 100_000, "https://api", api_client.Request("/api/v1/pods")))) < 200
 
 
-def test_a_gpu_that_a_child_tells_twice_counts_once(tmp_path: Path) -> None:
+def test_gpu_reported_twice_by_a_child_counts_once(tmp_path: Path) -> None:
     told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
     line = wire.encode(replace(told, gpus=(*told.gpus, replace(told.gpus[0], gpu=replace(told.gpus[0].gpu, index=7)))))
     assert wire.decode(line) == told
 
 
 @pytest.mark.parametrize("text", ['a: "\\UFFFFFFFF"', 'a: "\\U00110000"'])
-def test_an_escape_that_is_no_letter_is_told_in_every_kind_of_file(text: str, tmp_path: Path) -> None:
+def test_invalid_yaml_escape_is_reported_in_every_kind_of_file(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text(text)
     for load in (web_config.load, budget_file.load, price_book.load, lambda one: scenario.load(str(one))):
@@ -195,7 +191,7 @@ def test_an_escape_that_is_no_letter_is_told_in_every_kind_of_file(text: str, tm
 
 
 @pytest.mark.parametrize("value", ["!!bool maybe", "!!int ''", "!!int _", "!!timestamp x", "!!float x"])
-def test_a_value_that_is_not_what_its_tag_says_is_told_by_line(value: str, tmp_path: Path) -> None:
+def test_value_that_does_not_match_its_yaml_tag_is_reported_with_its_line(value: str, tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(f"node: a\ndriver: {value}\n")
     with pytest.raises(ConfigError, match=r"scenario\.yaml:"):
@@ -203,7 +199,7 @@ def test_a_value_that_is_not_what_its_tag_says_is_told_by_line(value: str, tmp_p
 
 
 @pytest.mark.parametrize(("one", "other"), [("9" * 5000, "1"), ("1", "9" * 5000), ("\u0663", "7")])
-def test_a_version_of_thousands_of_digits_is_compared_like_any(one: str, other: str) -> None:
+def test_resource_version_of_thousands_of_digits_is_compared(one: str, other: str) -> None:
     pods = asyncio.run(followed([listed(one), b"", listed(other), b""]))
     assert "unexpected" not in pods.errors
 
@@ -212,7 +208,7 @@ def listed(version: str) -> bytes:
     return json.dumps({"items": [], "metadata": {"resourceVersion": version}}).encode()
 
 
-async def test_a_client_that_leaves_within_its_body_writes_nothing_into_the_log(
+async def test_client_that_disconnects_within_its_body_logs_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = web.Application()

@@ -70,7 +70,7 @@ def read_back(
     }
 
 
-def test_the_sample_in_the_readme_is_what_the_demo_shows() -> None:
+def test_readme_sample_matches_the_demo() -> None:
     readme = (GOLDEN.parents[1] / "README.md").read_text(encoding="utf-8")
     sample = readme.split("```\n")[2].splitlines()
     page = (GOLDEN / "scenario_demo.txt").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ READ = EVERYTHING | {Field.FB_USED}
 
 
 @given(st.sampled_from(RATIOS), st.floats(allow_nan=True, allow_infinity=True))
-def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field, raw: float) -> None:
+def test_ratio_is_between_0_and_1_and_clamping_is_reported(field: Field, raw: float) -> None:
     value, clamped = activity.convert(field, raw)
     if not math.isfinite(raw):
         assert (value, clamped) == (None, False)
@@ -50,14 +50,14 @@ def test_a_ratio_is_always_between_zero_and_one_and_a_clamp_is_told(field: Field
 
 
 @given(st.sampled_from(RATES), st.floats(0, 1e7))
-def test_a_rate_is_whole_bytes_per_second(field: Field, mebibytes: float) -> None:
+def test_rate_is_integer_bytes_per_second(field: Field, mebibytes: float) -> None:
     value, clamped = activity.convert(field, mebibytes)
     assert isinstance(value, int)
     assert value == pytest.approx(mebibytes * 2**20, abs=1)
     assert not clamped
 
 
-def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between() -> None:
+def test_first_sample_has_no_mean_and_the_second_has_the_mean_between() -> None:
     with simulated(gpu(load_integral=load(engine=10.0, nvlink_tx_bytes_per_second=0.0)), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -70,7 +70,7 @@ def test_the_first_read_is_absent_and_the_second_is_the_mean_of_the_time_between
         source.close()
 
 
-def test_two_reads_within_a_tenth_of_a_second_give_the_same_value() -> None:
+def test_samples_within_100_ms_give_the_same_value() -> None:
     with simulated(gpu(), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -82,7 +82,7 @@ def test_two_reads_within_a_tenth_of_a_second_give_the_same_value() -> None:
         source.close()
 
 
-def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
+def test_clock_set_back_restarts_the_mean() -> None:
     with simulated(gpu(), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -95,7 +95,7 @@ def test_a_clock_that_went_back_starts_again_instead_of_inventing() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_ERROR, Fault.RESET_REQUIRED, Fault.GPU_LOST])
-def test_no_mean_is_of_a_time_in_which_the_device_was_down(fault: Fault) -> None:
+def test_mean_does_not_cover_device_downtime(fault: Fault) -> None:
     """As it was idle while it failed, a mean over that time would call it idle now that it works again."""
     with simulated(gpu(0), partitioned(instance(1), index=1), init=False) as node:
         source = NvmlSource(READ)
@@ -117,7 +117,7 @@ def test_no_mean_is_of_a_time_in_which_the_device_was_down(fault: Fault) -> None
         source.close()
 
 
-def test_no_mean_is_over_a_time_in_which_an_instance_was_not_there() -> None:
+def test_mean_does_not_cover_the_absence_of_an_instance() -> None:
     """It is back under its UUID, and its counters, which began again, happen to be as high as before."""
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -134,7 +134,7 @@ def test_no_mean_is_over_a_time_in_which_an_instance_was_not_there() -> None:
         simulated_driver.clear_failures()
 
 
-def test_a_mean_over_minutes_says_nothing_about_now() -> None:
+def test_mean_over_minutes_is_absent() -> None:
     with simulated(gpu(), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -144,7 +144,7 @@ def test_a_mean_over_minutes_says_nothing_about_now() -> None:
         source.close()
 
 
-def test_a_user_who_samples_every_two_minutes_has_means_over_two_minutes() -> None:
+def test_two_minute_sample_interval_gives_two_minute_means() -> None:
     with simulated(gpu(), init=False) as node:
         source = NvmlSource(READ, interval_seconds=120.0)
         source.open()
@@ -169,7 +169,7 @@ def test_each_mig_instance_has_its_own_engine_and_no_board_rates() -> None:
         source.close()
 
 
-def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
+def test_codecs_of_an_instance_are_read_regardless_of_the_requested_fields() -> None:
     with simulated(partitioned(instance(3), instance(5)), init=False) as node:
         source = NvmlSource(frozenset({Field.FB_USED}))
         source.open()
@@ -184,14 +184,14 @@ def test_codecs_of_an_instance_are_read_whatever_is_asked_for() -> None:
         source.close()
 
 
-def test_a_compute_instance_beside_others_has_no_memory_bandwidth_of_its_own() -> None:
+def test_compute_instance_has_no_memory_bandwidth() -> None:
     level = activity.GpmLevel.COMPUTE_INSTANCE
     assert Field.PROF_DRAM_ACTIVE not in activity.fields_at(level, EVERYTHING)
     assert ENGINE in activity.fields_at(level, EVERYTHING)
     assert Field.PROF_DRAM_ACTIVE in activity.fields_at(activity.GpmLevel.GPU_INSTANCE, EVERYTHING)
 
 
-def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
+def test_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
     with simulated(gpu(model=T4), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -204,7 +204,7 @@ def test_a_gpu_without_gpm_has_no_engine_values_and_no_errors() -> None:
 
 
 @pytest.mark.parametrize(("code", "reason"), [(3, "gpm_not_supported"), (4, "gpm_no_permission")])
-def test_a_refused_sample_is_counted_and_not_asked_for_again_at_once(code: int, reason: str) -> None:
+def test_refused_sample_is_counted_and_not_retried_in_the_next_sample(code: int, reason: str) -> None:
     with simulated(gpu(model=replace(H100)), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -251,7 +251,7 @@ def scripted(counted: list[str]) -> Iterator[Scripted]:
         sampler.close()
 
 
-def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays() -> None:
+def test_metrics_unknown_to_the_driver_are_left_out() -> None:
     counted: list[str] = []
     with scripted(counted) as sampler:
         sampler.refused, sampler.whole_call = frozenset({DRAM}), True
@@ -262,7 +262,7 @@ def test_metrics_that_the_driver_does_not_know_are_left_out_and_the_rest_stays()
     assert counted == []
 
 
-def test_a_metric_that_was_refused_once_is_asked_for_again() -> None:
+def test_refused_metric_is_requested_again() -> None:
     with scripted([]) as sampler:
         sampler.refused = frozenset({DRAM})
         sampler.at(1.0)

@@ -34,7 +34,7 @@ def judged(kernel: str, **other: float) -> Judgement:
 
 
 @pytest.mark.parametrize("kernel", [name for name, one in KERNELS.items() if "work" in one])
-def test_the_effective_part_is_at_least_the_work_done(kernel: str) -> None:
+def test_effective_ratio_is_at_least_the_work_done(kernel: str) -> None:
     activity = judged(kernel).activity
     assert activity is not None
     assert activity.profile is not None
@@ -43,7 +43,7 @@ def test_the_effective_part_is_at_least_the_work_done(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", [name for name, one in KERNELS.items() if one["bottleneck"]])
-def test_the_bottleneck_is_what_the_kernel_was_written_for(kernel: str) -> None:
+def test_bottleneck_matches_the_kernel(kernel: str) -> None:
     activity = judged(kernel).activity
     assert activity is not None
     assert activity.profile is not None
@@ -60,21 +60,19 @@ def test_the_bottleneck_is_what_the_kernel_was_written_for(kernel: str) -> None:
         ("gemm_bf16", 0.98, 1),
     ],
 )
-def test_copies_are_activity_though_the_engine_counter_does_not_see_them(
-    kernel: str, least: float, most: float
-) -> None:
+def test_copies_are_activity_without_the_engine_counter(kernel: str, least: float, most: float) -> None:
     activity = judged(kernel).activity
     assert activity is not None
     assert least <= activity.ratio <= most
 
 
-def test_a_context_without_work_is_idle() -> None:
+def test_context_without_work_is_idle() -> None:
     activity = judged("idle").activity
     assert activity is not None
     assert activity.ratio < 0.001
 
 
-def test_utilisation_without_engine_or_traffic_is_still_unknown() -> None:
+def test_utilisation_without_engine_or_traffic_is_unknown() -> None:
     values = {"GPU_UTIL": 99, "PROF_PCIE_RX_BYTES": 1e6, "PROF_PCIE_TX_BYTES": 1e6}
     with pytest.raises(AssertionError, match="contradiction"):
         judged("idle", **values)

@@ -108,7 +108,7 @@ def unit_test(rules: Path, series: dict[str, dict[int, float]]) -> str:
     return yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": f"{STEP_SECONDS}s", "tests": [test]})
 
 
-def test_every_fault_becomes_its_alert_and_no_other_one(tmp_path: Path) -> None:
+def test_every_fault_raises_exactly_its_alert(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
@@ -135,7 +135,7 @@ def tiers_of_the_agent() -> dict[str, set[int]]:
     return tiers
 
 
-def test_the_tiers_of_xids_are_those_of_the_runbook() -> None:
+def test_xid_tiers_match_the_runbook() -> None:
     told, done = tiers_of_the_runbook(), tiers_of_the_agent()
     assert {tier: done[tier] for tier in ("critical", "application", "none")} == {
         tier: told[tier] for tier in ("critical", "application", "none")
@@ -143,6 +143,6 @@ def test_the_tiers_of_xids_are_those_of_the_runbook() -> None:
     assert told["warning"] <= done["warning"]
 
 
-def test_nobody_is_paged_for_what_a_program_did() -> None:
+def test_application_xids_are_not_critical() -> None:
     # What NVIDIA's device plugin takes for an application's error, but 109, on which its catalogue says otherwise.
     assert not tiers_of_the_agent()["critical"] & {13, 31, 43, 45, 68}

@@ -84,18 +84,18 @@ def telling(**values: float) -> DeviceView:
         ("GPU_RECOVERY_ACTION", 1, ("gpu_recovery_action", ""), 1),
     ],
 )
-def test_a_value_has_its_series_and_no_other_one_appears(
+def test_health_value_gives_exactly_its_series(
     field: str, value: float, series: tuple[str, str], expected: float
 ) -> None:
     assert shown(telling(**{field: value})) == {series: expected}
 
 
-def test_two_generations_of_nvlink_are_not_added_up() -> None:
+def test_nvlink_counters_of_two_generations_are_not_added() -> None:
     both = {"NVLINK_RECOVERY_ERROR_COUNT_TOTAL": 0, "NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS": 2}
     assert shown(telling(**both)) == {("gpu_nvlink_errors_total", "recovery"): 2}
 
 
-def test_a_gpu_that_needs_a_reset_says_so_and_one_that_is_lost_says_nothing() -> None:
+def test_gpu_that_needs_a_reset_shows_its_action_and_a_lost_gpu_nothing() -> None:
     needs_reset = dataclasses.replace(
         telling(GPU_RECOVERY_ACTION=1, POWER_USAGE=70), state=DeviceState.RESET_REQUIRED, reason="reset_required"
     )
@@ -105,19 +105,19 @@ def test_a_gpu_that_needs_a_reset_says_so_and_one_that_is_lost_says_nothing() ->
     assert shown(lost()) == {}
 
 
-def test_what_health_needs_is_read_whatever_a_collectors_file_asks_for() -> None:
+def test_health_fields_are_read_for_any_collectors_file() -> None:
     little = collectors_file.parse("DCGM_FI_DEV_SM_CLOCK, gauge, Clock.", "a file")
     assert little.fields >= catalog.HEALTH_FIELDS
 
 
-def test_an_instance_has_no_board_of_its_own() -> None:
+def test_instance_has_no_board_health() -> None:
     part = instance(exclusive().gpu, 1)
     values = dict.fromkeys(catalog.HEALTH_FIELDS, 1)
     view = DeviceView(gpu=exclusive().gpu, instance=part, values=values, allocation=AllocationState.UNALLOCATED)
     assert shown(view) == {}
 
 
-def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
+def test_clock_events_start_at_zero_on_gpus_that_respond() -> None:
     page = {family.name: family for family in families(snapshot(), ExpositionOptions())}
     counted = {
         (pairs["gpu"], pairs["event"]): sample.value
@@ -135,7 +135,7 @@ def test_clock_events_stand_on_a_board_that_answers_from_zero_on() -> None:
     ("told", "expected"),
     [({"MEMORY_TEMP": 93, "MEM_MAX_OP_TEMP": 105}, ("driver", 12)), ({"MEMORY_TEMP": 96}, ("assumed", -1))],
 )
-def test_the_margin_of_the_memory_says_whose_limit_it_is_of(
+def test_memory_temperature_margin_names_the_source_of_its_limit(
     told: dict[str, float], expected: tuple[str, float]
 ) -> None:
     page = {family.name: family for family in families(snapshot(telling(**told)), ExpositionOptions())}
@@ -143,7 +143,7 @@ def test_the_margin_of_the_memory_says_whose_limit_it_is_of(
     assert (dict(sample.pairs)["limit"], sample.value) == expected
 
 
-def test_an_xid_has_its_tier_and_154_none_where_the_gpu_reports_its_action() -> None:
+def test_xid_has_its_tier_and_154_none_if_the_gpu_reports_its_action() -> None:
     xids = {31: 1.0, 79: 2.0, 154: 3.0}
     views = (
         dataclasses.replace(exclusive(0), xid_last_seen_seconds=xids, values={}),

@@ -63,7 +63,7 @@ WEAKENED = {
 
 
 @pytest.mark.parametrize("change", WEAKENED)
-def test_a_guard_of_a_health_alert_cannot_be_lost_unnoticed(tmp_path: Path, change: str) -> None:
+def test_removed_health_alert_guard_fails_a_unit_test(tmp_path: Path, change: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")

@@ -45,6 +45,6 @@ def check(pid: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("listen", "ipv6"), [(":0", "off"), (":0", "on"), ("[::1]:0", "on")])
-def test_an_agent_that_lives_is_healthy_with_and_without_ipv6(listen: str, ipv6: str) -> None:
+def test_running_agent_is_healthy_with_and_without_ipv6(listen: str, ipv6: str) -> None:
     with agent(listen, ipv6) as one:
         assert check(one.process.pid) == (0, "")

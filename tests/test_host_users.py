@@ -58,17 +58,17 @@ def proc(tmp_path: Path) -> Proc:
         (f"9:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", ("Container", ID[:12], None)),
     ],
 )
-def test_who_runs_a_process_is_read_from_its_cgroup_and_else_from_its_user(
+def test_holder_of_a_process_is_read_from_its_cgroup_or_its_user(
     cgroup: str, found: tuple[str, str, int | None]
 ) -> None:
     assert tenant_of(HostProcess(command="python3", cgroup=cgroup, user_id=7)) == found
 
 
-def test_a_process_of_which_not_even_the_user_is_told_is_nobodys() -> None:
+def test_process_without_a_known_user_has_no_holder() -> None:
     assert tenant_of(HostProcess(command="x", cgroup="0::/\n", user_id=None)) == ("", "", None)
 
 
-def test_whoever_runs_on_a_device_holds_it_and_a_device_without_processes_is_free(proc: Proc) -> None:
+def test_process_owner_holds_the_device_and_a_device_without_processes_is_free(proc: Proc) -> None:
     proc.add(42, LOGIN)
     proc.add(43, UNIT, user=998)
     users, seen = HostUsers(proc_root=proc.root), reading(whole(0, 42), whole(1, 43), whole(2))
@@ -88,7 +88,7 @@ def test_whoever_runs_on_a_device_holds_it_and_a_device_without_processes_is_fre
     assert users.name_of("user:bob") == NO_NAME
 
 
-def test_processes_lead_to_the_same_keys_as_names_do(proc: Proc) -> None:
+def test_processes_and_names_map_to_the_same_keys(proc: Proc) -> None:
     proc.add(42, LOGIN)
     users, seen = HostUsers(proc_root=proc.root), reading(whole(0, 42))
     users.observe(seen, 100.0)
@@ -98,7 +98,7 @@ def test_processes_lead_to_the_same_keys_as_names_do(proc: Proc) -> None:
     assert users.pod_uid(4711) is None
 
 
-def test_several_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc) -> None:
+def test_several_holders_of_a_device_have_equal_estimated_shares(proc: Proc) -> None:
     proc.add(42, LOGIN)
     proc.add(43, UNIT)
     proc.add(44, LOGIN)
@@ -113,7 +113,7 @@ def test_several_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc
 
 
 @pytest.mark.parametrize(("used_mib", "hidden"), [(59_000, True), (3, False)])
-def test_processes_that_are_sampled_and_not_listed_are_hidden(proc: Proc, used_mib: int, *, hidden: bool) -> None:
+def test_sampled_but_unlisted_processes_are_a_problem(proc: Proc, used_mib: int, *, hidden: bool) -> None:
     """In another PID namespace only what works just now is sampled: an idle holder must not look gone."""
     proc.add(42, LOGIN)
     users = HostUsers(proc_root=proc.root)
@@ -123,7 +123,7 @@ def test_processes_that_are_sampled_and_not_listed_are_hidden(proc: Proc, used_m
     assert (users.latest is None) is hidden
 
 
-def test_two_users_units_of_one_name_are_two(proc: Proc) -> None:
+def test_same_named_units_of_two_users_are_separate_holders(proc: Proc) -> None:
     form = "0::/user.slice/user-{0}.slice/user@{0}.service/app.slice/notebook.service\n"
     proc.add(42, form.format(1000))
     proc.add(43, form.format(1001))
@@ -134,7 +134,7 @@ def test_two_users_units_of_one_name_are_two(proc: Proc) -> None:
 
 
 @pytest.mark.parametrize("comm", ["Xorg", "nvidia-cuda-mps-server"[:15], "nv-hostengine"])
-def test_what_root_runs_on_behalf_of_others_holds_nothing_but_a_user_of_that_name_does(proc: Proc, comm: str) -> None:
+def test_root_services_for_others_hold_nothing_but_a_user_process_does(proc: Proc, comm: str) -> None:
     proc.add(42, UNIT, user=0, comm=comm)
     proc.add(43, LOGIN, comm=comm)
     users, seen = HostUsers(proc_root=proc.root), reading(whole(0, 42), whole(1, 43))
@@ -143,7 +143,7 @@ def test_what_root_runs_on_behalf_of_others_holds_nothing_but_a_user_of_that_nam
     assert holders(users.latest, seen) == {gpu(1).uuid: [("host", "alice", 1.0)]}
 
 
-def test_a_holder_leaves_with_its_last_process(proc: Proc) -> None:
+def test_holder_ends_with_its_last_process(proc: Proc) -> None:
     proc.add(42, LOGIN)
     users = HostUsers(proc_root=proc.root)
     users.observe(reading(whole(0, 42)), 100.0)
@@ -154,7 +154,7 @@ def test_a_holder_leaves_with_its_last_process(proc: Proc) -> None:
     assert (users.problem, users.errors) == ("", {})
 
 
-def test_a_lost_gpu_is_nobodys_when_its_last_process_has_ended(proc: Proc) -> None:
+def test_lost_gpu_is_unallocated_when_its_last_process_has_ended(proc: Proc) -> None:
     proc.add(42, "0::/system.slice/triton.service\n")
     users = HostUsers(proc_root=proc.root)
     users.observe(reading(whole(0, 42)), 100.0)
@@ -166,7 +166,7 @@ def test_a_lost_gpu_is_nobodys_when_its_last_process_has_ended(proc: Proc) -> No
     assert (holders(users.latest, seen), state(users.latest, seen, 0)) == ({}, AllocationState.UNALLOCATED)
 
 
-def test_a_new_name_of_a_user_is_read_without_a_restart(proc: Proc) -> None:
+def test_changed_user_name_is_read_without_a_restart(proc: Proc) -> None:
     proc.add(42, "0::/\n", user=1002)
     users, seen = HostUsers(proc_root=proc.root), reading(whole(0, 42))
     users.observe(seen, 100.0)
@@ -177,7 +177,7 @@ def test_a_new_name_of_a_user_is_read_without_a_restart(proc: Proc) -> None:
     assert holders(users.latest, seen)[gpu(0).uuid] == [("host", "carol", 1.0)]
 
 
-def test_a_process_whose_user_cannot_be_read_still_has_its_unit(proc: Proc) -> None:
+def test_process_with_an_unreadable_user_still_has_its_unit(proc: Proc) -> None:
     proc.add(42, UNIT)
     proc.add(43, "0::/\n")
     for pid in (42, 43):
@@ -188,7 +188,7 @@ def test_a_process_whose_user_cannot_be_read_still_has_its_unit(proc: Proc) -> N
     assert users.pod_uid(43) == NO_POD
 
 
-def test_an_agent_on_a_host_without_kubernetes_names_whoever_runs_and_loses_no_time() -> None:
+def test_agent_without_kubernetes_names_holders_and_conserves_time() -> None:
     with running_agent("--simulate", "demo", "--workload-manager", "host", "--kube-metadata", "off") as agent:
         info = {"attribution_source": "process", "workload_namespace": "host", "workload_kind": "Container"}
         page = agent.until(lambda page: matching(page, "gpu_pod_info", **info), "holders by their processes")

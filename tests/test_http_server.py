@@ -119,7 +119,7 @@ async def served(limits: Limits | None = None, access: WebAccess | None = None) 
 QUICK = Limits(head_seconds=0.3, answer_seconds=0.3, idle_seconds=0.5)
 
 
-async def test_half_a_request_head_is_cut_at_the_deadline_however_it_comes() -> None:
+async def test_partial_request_head_is_closed_at_the_deadline() -> None:
     async with served(Limits(head_seconds=0.3)) as one:
         stops, drips, silent = [await one.client() for _ in range(3)]
         stops.writer.write(b"GET /qui")
@@ -136,7 +136,7 @@ async def test_half_a_request_head_is_cut_at_the_deadline_however_it_comes() -> 
         assert one.counted == {("http", "slow"): 3}
 
 
-async def test_client_that_asks_at_times_is_kept_until_it_is_idle_for_too_long() -> None:
+async def test_keep_alive_client_is_kept_until_the_idle_limit() -> None:
     async with served(QUICK) as one:
         client = await one.client()
         for _ in range(4):
@@ -147,7 +147,7 @@ async def test_client_that_asks_at_times_is_kept_until_it_is_idle_for_too_long()
         assert not one.counted, "closed, not reset"
 
 
-async def test_answer_that_is_long_in_the_making_is_waited_for() -> None:
+async def test_slow_handler_is_not_cut_off() -> None:
     async with served(QUICK) as one:
         (client,) = await one.slow(1)
         await asyncio.sleep(1.5)
@@ -155,7 +155,7 @@ async def test_answer_that_is_long_in_the_making_is_waited_for() -> None:
         assert await client.answer() == (200, b"slow")
 
 
-async def test_slow_reader_is_cut_at_the_deadline_of_its_answer() -> None:
+async def test_slow_reader_is_closed_at_the_answer_deadline() -> None:
     async with served(Limits(answer_seconds=0.5)) as one:
         client = await one.client(receive_bytes=4096)
         await client.asks("/big")
@@ -169,14 +169,14 @@ async def test_slow_reader_is_cut_at_the_deadline_of_its_answer() -> None:
         assert len(said + await client.rest()) < len(BIG)
 
 
-async def test_reader_within_the_deadline_gets_all_of_a_long_answer() -> None:
+async def test_reader_within_the_deadline_gets_the_whole_long_response() -> None:
     async with served() as one:
         client = await one.client(receive_bytes=4096)
         await client.asks("/big")
         assert await client.answer() == (200, BIG)
 
 
-async def test_client_that_reads_nothing_is_reset_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_never_reads_is_reset_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_of, "UNREAD_SECONDS", 1)
     async with served() as one:
         client = await one.client(receive_bytes=4096)
@@ -187,7 +187,7 @@ async def test_client_that_reads_nothing_is_reset_by_the_kernel(monkeypatch: pyt
         assert len(await client.rest()) < len(BIG)
 
 
-async def test_at_the_cap_the_connection_that_waits_longest_makes_way() -> None:
+async def test_longest_waiting_connection_is_closed_at_the_cap() -> None:
     async with served(Limits(connections=8)) as one:
         (busy,) = await one.slow(1)
         first, *others = [await one.client() for _ in range(20)]
@@ -200,7 +200,7 @@ async def test_at_the_cap_the_connection_that_waits_longest_makes_way() -> None:
         assert await busy.answer() == (200, b"slow"), "an answer that is being made does not make way"
 
 
-async def test_at_the_cap_a_new_client_is_answered_while_the_old_ones_take_nothing() -> None:
+async def test_new_client_is_answered_at_the_cap_while_old_ones_do_not_read() -> None:
     async with served(Limits(connections=8)) as one:
         for _ in range(4):
             await (await one.client(receive_bytes=4096)).asks("/big")
@@ -209,7 +209,7 @@ async def test_at_the_cap_a_new_client_is_answered_while_the_old_ones_take_nothi
         assert one.counted == {("http", "made_way"): 1}
 
 
-async def test_an_idle_connection_makes_way_before_a_client_that_has_not_asked_yet() -> None:
+async def test_idle_connection_is_closed_before_a_client_without_a_request() -> None:
     """A client asks again on a new connection where an idle one was closed; where it got no answer it fails."""
     async with served(Limits(connections=8)) as one:
         new = [await one.client() for _ in range(3)]
@@ -226,7 +226,7 @@ async def test_an_idle_connection_makes_way_before_a_client_that_has_not_asked_y
             assert await client.answer() == (200, b"quick")
 
 
-async def test_beyond_the_cap_of_answers_clients_are_told_to_come_back_and_probes_answered() -> None:
+async def test_requests_over_the_answer_cap_get_503_and_probes_are_answered() -> None:
     async with served(Limits(connections=8)) as one:
         at_work = await one.slow(4)
         more = await one.client()
@@ -241,7 +241,7 @@ async def test_beyond_the_cap_of_answers_clients_are_told_to_come_back_and_probe
         assert await one.is_answered()
 
 
-async def test_probes_are_answered_while_every_other_place_is_flooded() -> None:
+async def test_probes_are_answered_during_a_flood() -> None:
     async with served(Limits(connections=16)) as one:
         await one.slow(8)
         for _ in range(100):
@@ -251,7 +251,7 @@ async def test_probes_are_answered_while_every_other_place_is_flooded() -> None:
 
 
 @pytest.mark.parametrize("head", [b"x" * 200_000, b"x: y\r\n" * 20_000, (b"x: " + b"y" * 8000 + b"\r\n") * 12])
-async def test_header_larger_than_any_need_be_is_refused_and_the_next_client_served(head: bytes) -> None:
+async def test_oversized_header_is_refused_and_the_next_client_served(head: bytes) -> None:
     async with served() as one:
         client = await one.client()
         client.writer.write(b"GET /quick HTTP/1.1\r\nHost: x\r\n" + head)
@@ -260,7 +260,7 @@ async def test_header_larger_than_any_need_be_is_refused_and_the_next_client_ser
 
 
 @pytest.mark.parametrize("head", ["Content-Length: 100000000\r\n", "Transfer-Encoding: chunked\r\n"])
-async def test_body_larger_than_any_need_be_is_refused(head: str) -> None:
+async def test_oversized_body_is_refused(head: str) -> None:
     async with served() as one:
         client = await one.client()
         await client.asks(head=head)
@@ -281,7 +281,7 @@ async def test_small_body_is_dropped_and_the_connection_kept() -> None:
             assert await client.answer() == (200, b"quick")
 
 
-async def test_body_that_does_not_come_is_answered_408() -> None:
+async def test_missing_body_is_answered_with_408() -> None:
     async with served(QUICK) as one:
         client = await one.client()
         await client.asks(head="Content-Length: 5\r\n")
@@ -289,7 +289,7 @@ async def test_body_that_does_not_come_is_answered_408() -> None:
         assert await client.rest() == b""
 
 
-async def test_half_a_handshake_is_cut_at_the_deadline(tmp_path: Path) -> None:
+async def test_partial_tls_handshake_is_closed_at_the_deadline(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path)
     access = WebAccess(partial(load, web_file(tmp_path, tls={})))
     async with served(QUICK, access) as one:
@@ -303,7 +303,7 @@ async def test_half_a_handshake_is_cut_at_the_deadline(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_open_requests_are_finished_at_the_end_and_nothing_new_is_accepted() -> None:
+async def test_shutdown_finishes_open_requests_and_accepts_no_new_ones() -> None:
     async def slow(_: web.Request) -> web.Response:
         begun.set()
         await asyncio.sleep(0.3)
@@ -331,7 +331,7 @@ async def test_open_requests_are_finished_at_the_end_and_nothing_new_is_accepted
     client.writer.close()
 
 
-async def test_part_that_fails_ends_the_server_with_its_error() -> None:
+async def test_failing_part_ends_the_server_with_its_error() -> None:
     async def fails() -> None:
         raise ValueError("a part")
 
@@ -343,14 +343,14 @@ async def test_part_that_fails_ends_the_server_with_its_error() -> None:
         await server.serve(asyncio.Event(), (fails,), last)
 
 
-def test_limits_shrink_where_the_process_may_open_few_files() -> None:
+def test_limits_shrink_with_the_open_file_limit() -> None:
     assert Limits().within(20_000) == Limits()
     few = Limits().within(192)
     assert (few.connections, few.answers) == (64, 32)
     assert Limits().within(64).connections == 8
 
 
-async def test_mistakes_of_clients_are_not_logged_and_our_own_are(caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_errors_are_not_logged_and_server_errors_are(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", logger="exporter.http")
     async with served():
         limits_of.LOG.error("Error handling request", exc_info=BadStatusLine("GET"))
@@ -359,7 +359,7 @@ async def test_mistakes_of_clients_are_not_logged_and_our_own_are(caplog: pytest
         assert len(caplog.records) == 1
 
 
-async def test_what_was_done_to_clients_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connection_limits_are_logged_once_per_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", logger="exporter.http")
     async with served(Limits(connections=8, head_seconds=0.5)) as one:
         for _ in range(2):

@@ -43,7 +43,7 @@ def test_idle_time_runs_from_the_last_busy_sample() -> None:
     assert idle.observe(KEY, 161.0, (0.05, 0.05), "uid-1").idle_for_seconds == 0.0
 
 
-def test_time_that_two_agents_saw_counts_once_for_the_one_that_takes_over() -> None:
+def test_time_seen_by_two_agents_counts_once_after_takeover() -> None:
     first, second = clock(), clock()
     observed(first, 100, 100, BUSY)
     observed(first, 101, 200, IDLE)
@@ -52,26 +52,26 @@ def test_time_that_two_agents_saw_counts_once_for_the_one_that_takes_over() -> N
     assert observed(second, 204, 204, IDLE) == IdleState(age_seconds=104.0, idle_for_seconds=104.0)
 
 
-def test_unknown_activity_is_unknown_idleness() -> None:
+def test_unknown_activity_gives_unknown_idle_time() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE)
     assert observed(idle, 101, 101, None) == IdleState(age_seconds=1.0, idle_for_seconds=None)
 
 
-def test_a_short_unknown_time_neither_counts_nor_restarts() -> None:
+def test_short_unknown_time_neither_counts_nor_restarts_the_clock() -> None:
     idle = clock()
     observed(idle, 100, 200, IDLE)
     observed(idle, 201, 204, None)
     assert observed(idle, 205, 205, IDLE).idle_for_seconds == 101.0
 
 
-def test_a_short_time_without_samples_neither_counts_nor_restarts() -> None:
+def test_short_gap_without_samples_neither_counts_nor_restarts_the_clock() -> None:
     idle = clock()
     observed(idle, 100, 200, IDLE)
     assert observed(idle, 204, 205, IDLE).idle_for_seconds == 101.0
 
 
-def test_an_estimate_that_leaves_it_open_neither_counts_nor_restarts() -> None:
+def test_open_estimate_neither_counts_nor_restarts_the_clock() -> None:
     idle = clock()
     observed(idle, 100, 200, IDLE)
     assert observed(idle, 201, 210, OPEN).idle_for_seconds is None
@@ -93,7 +93,7 @@ def test_a_long_time_without_samples_restarts_the_clock() -> None:
     assert observed(idle, 501, 502, IDLE).idle_for_seconds == 1.0
 
 
-def test_a_holder_that_is_unmeasured_again_and_again_is_never_idle_for_long() -> None:
+def test_repeatedly_unmeasured_holder_is_never_idle_for_long() -> None:
     """Its processes may end before the agent sees whose they are, every time."""
     idle = clock()
     longest = 0.0
@@ -103,7 +103,7 @@ def test_a_holder_that_is_unmeasured_again_and_again_is_never_idle_for_long() ->
     assert longest < 1600
 
 
-def test_the_clock_gets_through_a_hiccup_every_hour() -> None:
+def test_clock_survives_a_hiccup_every_hour() -> None:
     idle = clock(tolerated_gap_seconds=60.0)
     for hour in range(48):
         observed(idle, hour * 3600, hour * 3600 + 3560, IDLE, step=20)
@@ -113,19 +113,19 @@ def test_the_clock_gets_through_a_hiccup_every_hour() -> None:
     assert standing.idle_for_seconds == 48 * 3600 - 48 * 20, "what was measured, and no more"
 
 
-def test_another_pod_under_the_same_name_is_another_holder() -> None:
+def test_new_pod_with_the_same_name_is_a_new_holder() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE, "uid-1")
     assert observed(idle, 101, 101, IDLE, "uid-2") == IdleState(age_seconds=0.0, idle_for_seconds=0.0)
 
 
-def test_a_uid_that_is_learnt_later_does_not_make_a_new_holder() -> None:
+def test_late_uid_does_not_create_a_new_holder() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE, None)
     assert observed(idle, 103, 103, IDLE, "uid-1").age_seconds == 3.0
 
 
-def test_a_holder_that_went_and_came_back_starts_from_zero() -> None:
+def test_returning_holder_starts_from_zero() -> None:
     idle = clock()
     observed(idle, 100, 100, IDLE)
     idle.forget(keep=())
@@ -140,14 +140,14 @@ def test_a_restart_of_the_agent_keeps_age_and_idle_time() -> None:
     assert observed(after, 721, 730, IDLE).idle_for_seconds == 610.0
 
 
-def test_a_restart_keeps_nothing_of_another_pod_of_the_same_name() -> None:
+def test_restart_drops_the_clock_of_a_different_pod_with_the_same_name() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
     assert observed(after, 720, 721, IDLE, "uid-2") == IdleState(age_seconds=1.0, idle_for_seconds=1.0)
 
 
-def test_after_a_restart_a_pod_is_the_same_only_once_its_uid_is_known() -> None:
+def test_restored_clock_applies_only_once_the_pod_uid_is_known() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
@@ -159,14 +159,14 @@ def test_after_a_restart_a_pod_is_the_same_only_once_its_uid_is_known() -> None:
     assert observed(busy, 721, 725, IDLE) == IdleState(age_seconds=625.0, idle_for_seconds=5.0)
 
 
-def test_a_long_time_between_two_processes_restarts_the_clock_and_not_the_age() -> None:
+def test_long_gap_between_processes_restarts_the_idle_clock_but_not_the_age() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 1001.0)
     assert observed(after, 1001, 1002, IDLE) == IdleState(age_seconds=902.0, idle_for_seconds=1.0)
 
 
-def test_a_restart_forgets_a_holder_that_holds_nothing_any_more() -> None:
+def test_restart_forgets_a_holder_without_devices() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
@@ -174,7 +174,7 @@ def test_a_restart_forgets_a_holder_that_holds_nothing_any_more() -> None:
     assert after.memories() == ()
 
 
-def test_a_clock_that_is_ahead_is_of_another_boot() -> None:
+def test_clock_ahead_of_now_is_discarded_as_from_another_boot() -> None:
     idle = clock()
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 50.0)
@@ -201,7 +201,7 @@ def test_a_damaged_idle_clock_is_refused(change: dict[str, object]) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.sampled_from([None, IDLE, BUSY, OPEN])), max_size=30))
-def test_no_clock_step_makes_a_duration_negative(samples: list[tuple[float, tuple[float, float] | None]]) -> None:
+def test_clock_steps_never_make_a_duration_negative(samples: list[tuple[float, tuple[float, float] | None]]) -> None:
     idle = clock()
     now = 1e9
     for step, bounds in samples:
@@ -212,7 +212,7 @@ def test_no_clock_step_makes_a_duration_negative(samples: list[tuple[float, tupl
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from([None, IDLE, OPEN, BUSY])), max_size=60))
-def test_idle_time_is_never_more_than_was_measured_idle_since_busy(
+def test_idle_time_never_exceeds_the_idle_time_measured_since_busy(
     samples: list[tuple[int, tuple[float, float] | None]],
 ) -> None:
     idle = clock()

@@ -76,7 +76,7 @@ RESTING = pod("resting", "{gpu: 0, mig: 1}", "0")
 
 
 @pytest.mark.parametrize("source", ["nvml", "auto"])
-async def test_an_instance_that_decodes_video_is_active_and_its_neighbour_idle(tmp_path: Path, source: str) -> None:
+async def test_decoding_instance_is_active_and_its_neighbour_is_idle(tmp_path: Path, source: str) -> None:
     seen = await told(tmp_path, H100_MIG, DECODER + RESTING, source=source)
     assert seen.activity("decoder") == Activity(ratio=pytest.approx(0.9), source=ActivitySource.CODEC)
     assert seen.idle_for("decoder") == [0.0]
@@ -91,9 +91,7 @@ async def test_an_instance_that_decodes_video_is_active_and_its_neighbour_idle(t
     [(H100_MIG, "dcgm"), (A100_MIG, "dcgm"), (A100_MIG, "auto")],
     ids=["h100 dcgm", "a100 dcgm", "a100 auto"],
 )
-async def test_an_instance_is_not_idle_while_its_gpu_decodes_for_an_unknown_one(
-    tmp_path: Path, gpu: str, source: str
-) -> None:
+async def test_unattributed_decoding_makes_instance_activity_unknown(tmp_path: Path, gpu: str, source: str) -> None:
     seen = await told(tmp_path, gpu, DECODER + RESTING, source=source)
     for name in ("decoder", "resting"):  # each of them has a process
         assert (seen.activity(name), seen.reason(name)) == (None, "incomplete")
@@ -103,9 +101,7 @@ async def test_an_instance_is_not_idle_while_its_gpu_decodes_for_an_unknown_one(
 
 
 @pytest.mark.parametrize("source", ["auto", "dcgm"])
-async def test_an_idle_instance_of_an_a100_is_idle_though_nothing_measures_its_codecs(
-    tmp_path: Path, source: str
-) -> None:
+async def test_idle_a100_instance_is_idle_without_codec_measurements(tmp_path: Path, source: str) -> None:
     busy = pod("busy", "{gpu: 0, mig: 0}", "0.7")
     seen = await told(tmp_path, A100_MIG, busy + RESTING, source=source)
     nothing = ResourceProfile((0.0, 0.0, 0.0, 0.0), Bottleneck.STARVED)
@@ -118,7 +114,7 @@ async def test_an_idle_instance_of_an_a100_is_idle_though_nothing_measures_its_c
     assert seen.counted("incomplete") == 2, "once for each instance"
 
 
-async def test_dcgm_alone_measures_jpeg_where_it_profiles_it(tmp_path: Path) -> None:
+async def test_dcgm_alone_measures_jpeg_if_it_profiles_it(tmp_path: Path) -> None:
     jpeg = pod("jpeg", "{gpu: 0}", "0.9", DECODES_JPEG)
     seen = await told(tmp_path, "{model: h100}", jpeg, source="dcgm")
     expected = Activity(ratio=pytest.approx(0.9), source=ActivitySource.CODEC, measured_by="dcgm")
@@ -127,7 +123,7 @@ async def test_dcgm_alone_measures_jpeg_where_it_profiles_it(tmp_path: Path) -> 
     assert seen.counted("incomplete") == 0
 
 
-async def test_dcgm_alone_counts_jpeg_as_incomplete_where_nothing_measures_it(tmp_path: Path) -> None:
+async def test_dcgm_alone_counts_unmeasured_jpeg_as_incomplete(tmp_path: Path) -> None:
     resting = pod("resting", "{gpu: 0}", "0")
     seen = await told(tmp_path, "{model: l40s}", resting, source="dcgm")
     assert seen.seconds("resting", "idle") > 50, "an idle GPU stays idle"
@@ -135,7 +131,7 @@ async def test_dcgm_alone_counts_jpeg_as_incomplete_where_nothing_measures_it(tm
 
 
 @pytest.mark.parametrize("model", ["l40s", "a100-80gb", "h100"])
-async def test_idle_time_continues_a_minute_after_nvml_goes_away(tmp_path: Path, model: str) -> None:
+async def test_idle_time_continues_one_minute_after_nvml_disappears(tmp_path: Path, model: str) -> None:
     file = tmp_path / "node.yaml"
     gpus = f"  - {{model: {model}}}"
     text = NODE.format(gpus=gpus, pods=pod("resting", "{gpu: 0}", "0"))

@@ -142,7 +142,7 @@ def agent(
         yield one
 
 
-def test_read_only_and_without_a_capability_the_agent_names_the_pods_and_ends_on_sigterm(
+def test_agent_runs_read_only_without_capabilities_and_ends_on_sigterm(
     images: Images, driver: Driver, kubelet: Kubelet
 ) -> None:
     state = kubelet.directory.stat()
@@ -169,7 +169,9 @@ def test_read_only_and_without_a_capability_the_agent_names_the_pods_and_ends_on
     assert not [line for line in one.lines if "ERROR" in line or "Traceback" in line]
 
 
-def test_it_runs_with_the_words_of_dcgm_exporters_daemonset(images: Images, driver: Driver, kubelet: Kubelet) -> None:
+def test_agent_image_accepts_the_arguments_of_dcgm_exporters_daemonset(
+    images: Images, driver: Driver, kubelet: Kubelet
+) -> None:
     mounts, environment = driver
     theirs = {"DCGM_EXPORTER_KUBERNETES": "true", "DCGM_EXPORTER_LISTEN": "127.0.0.1:0"}
     words = ("-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "-c", "1000")
@@ -179,9 +181,7 @@ def test_it_runs_with_the_words_of_dcgm_exporters_daemonset(images: Images, driv
         assert one.get("/health")[0] == 200
 
 
-def test_a_mounted_directory_outlives_a_restart_of_the_kubelet(
-    images: Images, driver: Driver, kubelet: Kubelet
-) -> None:
+def test_mounted_socket_directory_survives_a_kubelet_restart(images: Images, driver: Driver, kubelet: Kubelet) -> None:
     with agent(images, driver, mounts=socket_mount(kubelet)) as one:
         before = one.until(
             lambda page: matching(page, "gpu_exporter_attribution_timestamp_seconds"), "the kubelet's answer"
@@ -194,7 +194,7 @@ def test_a_mounted_directory_outlives_a_restart_of_the_kubelet(
         )
 
 
-def test_a_mounted_socket_file_is_dead_after_a_restart_of_the_kubelet_and_the_agent_says_so_and_goes_on(
+def test_agent_reports_a_socket_file_mount_gone_stale_and_keeps_measuring(
     images: Images, driver: Driver, kubelet: Kubelet
 ) -> None:
     place = f"{SOCKET_DIRECTORY}/kubelet.sock"
@@ -213,7 +213,7 @@ def test_a_mounted_socket_file_is_dead_after_a_restart_of_the_kubelet_and_the_ag
         ("an empty directory", f"no kubelet socket at {SOCKET_DIRECTORY}/kubelet.sock: start the kubelet, or set"),
     ],
 )
-def test_where_the_socket_is_not_mounted_the_agent_says_what_to_mount_and_measures_on(
+def test_missing_socket_mount_is_reported_and_measuring_continues(
     images: Images, driver: Driver, tmp_path: Path, mounted: str, said: str
 ) -> None:
     mounts: dict[str | Path, str] = {} if mounted == "nothing" else {tmp_path: f"{SOCKET_DIRECTORY}:ro"}
@@ -224,7 +224,7 @@ def test_where_the_socket_is_not_mounted_the_agent_says_what_to_mount_and_measur
         assert said in one.get("/readyz")[1]
 
 
-def test_anybody_may_run_it_where_no_kubelet_is_asked(images: Images, driver: Driver) -> None:
+def test_agent_without_attribution_runs_as_any_uid(images: Images, driver: Driver) -> None:
     options = ("--user", NOBODY)
     with agent(images, driver, "--attribution", "off", mounts={}, options=options) as one:
         one.until(is_measured, "both GPUs")
@@ -248,7 +248,7 @@ def refusal(images: Images, driver: Driver, mounts: dict[str | Path, str], *opti
     return line
 
 
-def test_who_is_not_root_and_asks_the_kubelet_is_told_what_to_change(
+def test_non_root_agent_with_attribution_logs_how_to_fix_permissions(
     images: Images, driver: Driver, kubelet: Kubelet
 ) -> None:
     line = refusal(images, driver, socket_mount(kubelet), "--user", NOBODY)
@@ -256,21 +256,19 @@ def test_who_is_not_root_and_asks_the_kubelet_is_told_what_to_change(
     assert "run as uid 0, or --attribution off" in line
 
 
-def test_a_directory_in_the_place_of_the_socket_as_docker_makes_one_is_told(
-    images: Images, driver: Driver, tmp_path: Path
-) -> None:
+def test_directory_at_the_socket_path_is_reported(images: Images, driver: Driver, tmp_path: Path) -> None:
     line = refusal(images, driver, {tmp_path: f"{SOCKET_DIRECTORY}/kubelet.sock:ro"})
     assert f"{SOCKET_DIRECTORY}/kubelet.sock is a directory, not a socket" in line
 
 
-def test_a_simulated_node_knows_workloads_by_what_is_left_of_the_kubernetes_client(images: Images) -> None:
+def test_simulated_node_in_the_image_resolves_workloads(images: Images) -> None:
     words = ("agent", *ANY_PORT, "--simulate", "demo")
     options = ("--tmpfs", "/tmp", "--user", NOBODY)  # noqa: S108 - the container's own
     with running(images, images.agent, *words, options=options) as one:
         one.until(lambda page: matching(page, "gpu_ledger_seconds_total", workload_kind="Job"), "a job")
 
 
-def test_the_health_check_says_whether_the_agent_lives_whatever_it_listens_on(
+def test_health_check_detects_a_hung_agent_under_every_web_configuration(
     images: Images, driver: Driver, tmp_path: Path
 ) -> None:
     # With the host's processes in sight, too, as for figures per process.
@@ -293,7 +291,7 @@ def test_the_health_check_says_whether_the_agent_lives_whatever_it_listens_on(
     assert told.endswith("timed out")
 
 
-def test_the_health_check_says_that_nobody_listens(images: Images) -> None:
+def test_health_check_reports_a_missing_listener(images: Images) -> None:
     check = "/usr/share/gpu-cost-exporter/healthcheck.py"
     options = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
     whole = container_command(images.storage, images.agent, ("-IS", check), options)
@@ -341,7 +339,7 @@ print("compiled", any(files for _, _, files in os.walk("/opt") for files in file
 
 
 @pytest.mark.parametrize("target", ["agent", "service"])
-def test_nothing_can_be_compiled_or_installed_in_an_image(images: Images, target: str) -> None:
+def test_images_have_no_compiler_and_no_package_installer(images: Images, target: str) -> None:
     image = images.agent if target == "agent" else images.service
     entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
     said = output(images, image, "-c", LOOK, options=entry)
@@ -359,7 +357,7 @@ print(f"pkg:generic/python@{platform.python_version()}" in {one["purl"] for one 
 """
 
 
-def test_both_images_have_a_bill_of_all_the_packages_that_are_in_them(images: Images) -> None:
+def test_both_images_have_a_bill_of_materials_with_all_packages(images: Images) -> None:
     bills = set()
     for image in (images.agent, images.service):
         entry = ("--entrypoint", "/opt/gpu-cost-exporter/bin/python")
@@ -370,7 +368,7 @@ def test_both_images_have_a_bill_of_all_the_packages_that_are_in_them(images: Im
 
 
 @pytest.mark.parametrize("target", ["agent", "service"])
-def test_an_image_is_small_beside_its_base(images: Images, target: str) -> None:
+def test_image_adds_little_to_its_base(images: Images, target: str) -> None:
     image = images.agent if target == "agent" else images.service
     own = images.size_bytes(image) - images.size_bytes(images.base)
     print(f"{target}: {own / 1e6:.0f} MB beyond its base")  # noqa: T201 - the figure is wanted
@@ -381,7 +379,7 @@ def test_an_image_is_small_beside_its_base(images: Images, target: str) -> None:
     ("target", "user", "port", "words"),
     [("agent", "0:0", "9400/tcp", ["agent"]), ("service", NOBODY, "9401/tcp", ["serve"])],
 )
-def test_an_image_says_what_it_is_and_how_it_is_run(
+def test_image_labels_and_config_describe_the_program(
     images: Images, target: str, user: str, port: str, words: list[str]
 ) -> None:
     image = images.agent if target == "agent" else images.service

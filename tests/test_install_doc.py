@@ -87,7 +87,7 @@ def pod(documents: list[Document], kind: str) -> Document:
     return spec
 
 
-def test_every_helm_command_installs_an_agent_and_every_platform_has_one(releases: list[list[Document]]) -> None:
+def test_every_helm_command_installs_an_agent_and_covers_every_platform(releases: list[list[Document]]) -> None:
     assert len(releases) == len(helm_commands())
     assert all("DaemonSet" in {one["kind"] for one in documents} for documents in releases)
     used = {word.removeprefix("platform=") for words in helm_commands() for word in words if "platform=" in word}
@@ -96,7 +96,7 @@ def test_every_helm_command_installs_an_agent_and_every_platform_has_one(release
     assert set(re.findall(r"^\| \[?`([a-z0-9-]+)`", table, re.MULTILINE)) - {"platform"} == set(PLATFORMS)
 
 
-def test_the_readme_installs_an_agent_with_the_image_that_it_builds(folder: Path) -> None:
+def test_readme_installs_the_agent_image_that_it_builds(folder: Path) -> None:
     shown = commands(page("../README.md"))
     (made,) = (words[2].removeprefix("IMAGE=") for words in shown if words[:2] == ["make", "image"])
     installing = next(words for words in shown if words[:3] == ["helm", "upgrade", "--install"])
@@ -104,9 +104,7 @@ def test_the_readme_installs_an_agent_with_the_image_that_it_builds(folder: Path
     assert agent["image"].rpartition(":")[0] == made
 
 
-def test_options_files_of_agent_and_service_are_taken_by_the_programs(
-    releases: list[list[Document]], tmp_path: Path
-) -> None:
+def test_programs_accept_the_options_files_of_agent_and_service(releases: list[list[Document]], tmp_path: Path) -> None:
     for documents in releases:
         files = entries(documents)
         for name, text in files.items():
@@ -120,11 +118,11 @@ def test_options_files_of_agent_and_service_are_taken_by_the_programs(
 
 
 @pytest.mark.parametrize("name", OPTIONS_ONLY)
-def test_values_that_are_shown_by_themselves_are_taken(name: str, folder: Path) -> None:
+def test_chart_accepts_the_standalone_values_examples(name: str, folder: Path) -> None:
     assert release(helm_commands()[0], folder, name) != release(helm_commands()[0], folder)
 
 
-def test_every_yaml_of_the_page_is_used_here() -> None:
+def test_every_yaml_block_of_the_page_is_tested() -> None:
     used = {word for words in helm_commands() for word in words}
     elsewhere = {"kustomization.yaml", "prometheus.yml", "opencost-policy.yaml", "web.yaml"}
     assert len(FILES) == len(blocks(TEXT, "yaml"))
@@ -151,7 +149,7 @@ def test_every_kustomization_builds_and_platforms_have_overlays(tmp_path: Path) 
     assert {one["metadata"].get("namespace", "gpu-cost") for one in documents} == {"gpu-cost"}
 
 
-def test_what_kubectl_is_told_to_look_at_is_installed(releases: list[list[Document]]) -> None:
+def test_kubectl_commands_name_installed_objects(releases: list[list[Document]]) -> None:
     there = set.union(*map(objects, [*releases, built("deploy/kustomize/base")]))
     for text in map(page, PAGES[:2]):
         for words in commands(text):
@@ -167,7 +165,7 @@ def test_what_kubectl_is_told_to_look_at_is_installed(releases: list[list[Docume
     assert [container["name"] for container in template["spec"]["containers"]] == ["agent"]
 
 
-def test_the_policy_beside_ours_is_valid_and_selects_the_agents(releases: list[list[Document]], tmp_path: Path) -> None:
+def test_opencost_policy_is_valid_and_selects_the_agents(releases: list[list[Document]], tmp_path: Path) -> None:
     text = FILES["opencost-policy.yaml"]
     selector = read_yaml(text)["spec"]["podSelector"]["matchLabels"]
     assert selector.items() <= pod(releases[0], "DaemonSet")["metadata"]["labels"].items()
@@ -176,7 +174,7 @@ def test_the_policy_beside_ours_is_valid_and_selects_the_agents(releases: list[l
     assert kubeconform("1.37", path) == []
 
 
-def test_the_scrape_job_and_the_queries_are_prometheus_own(tmp_path: Path) -> None:
+def test_promtool_accepts_the_scrape_job_and_the_queries(tmp_path: Path) -> None:
     # Distributions build Prometheus without Kubernetes' discovery.
     text, count = re.subn(r"kubernetes_sd_configs: .*", "static_configs: []", FILES["prometheus.yml"])
     assert count == 1
@@ -194,7 +192,7 @@ def test_the_scrape_job_and_the_queries_are_prometheus_own(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_metric_and_rule_that_is_named_exists() -> None:
+def test_every_named_metric_and_rule_exists() -> None:
     text = "".join(map(page, PAGES[:2]))
     rules = (ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8")
     recorded = set(re.findall(r"record: (\S+)", rules))
@@ -206,7 +204,7 @@ def test_every_metric_and_rule_that_is_named_exists() -> None:
     assert set(re.findall(r"\bGPU(?!s\b)[A-Z]\w+", text)) - alerts == set()
 
 
-def test_the_web_configuration_is_taken(tmp_path: Path) -> None:
+def test_web_configuration_example_loads(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path / "tls")
     text = FILES["web.yaml"]
     for name, made in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
@@ -220,7 +218,7 @@ def test_the_web_configuration_is_taken(tmp_path: Path) -> None:
     assert not settings.warnings
 
 
-def test_secrets_are_made_as_shown_and_have_what_the_values_name(folder: Path, tmp_path: Path) -> None:
+def test_secrets_made_as_shown_have_the_keys_in_the_values(folder: Path, tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path / "made")
     shutil.copy(certificates.path("server.pem"), tmp_path / "tls.crt")
     shutil.copy(certificates.path("server.key"), tmp_path / "tls.key")
@@ -253,7 +251,7 @@ class _Closer(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
-def test_the_release_window_is_asked_for_by_the_one_liner() -> None:
+def test_one_liner_requests_the_release_window() -> None:
     (words,) = (words for words in commands(TEXT) if "import urllib" in words[-1])
     with HTTPServer(("127.0.0.1", 0), _Closer) as server:
         thread = threading.Thread(target=server.handle_request)
@@ -273,7 +271,7 @@ def flags_of(command: str) -> str:
 
 
 @pytest.mark.parametrize("name", PAGES[:2])
-def test_the_program_has_every_command_and_flag_that_is_shown(name: str) -> None:
+def test_programs_have_every_shown_command_and_flag(name: str) -> None:
     text = page(name)
     shown = [" ".join(words).rpartition("gpu-cost-exporter ") for words in commands(text)]
     lines = [line for _, found, line in shown if found]
@@ -286,17 +284,17 @@ def test_the_program_has_every_command_and_flag_that_is_shown(name: str) -> None
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_leads_somewhere(name: str) -> None:
+def test_every_link_has_a_target(name: str) -> None:
     assert files_support.lead_nowhere(page(name)) == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, "runbook.md", "dcgm.md", "../README.md"])
-def test_every_value_of_the_chart_that_is_named_exists(name: str) -> None:
+def test_every_named_chart_value_exists(name: str) -> None:
     assert files_support.unknown_values(page(name)) == []
 
 
 @pytest.mark.parametrize("name", [*PAGES, "../README.md"])
-def test_every_path_of_this_repository_is_there(name: str) -> None:
+def test_every_named_repository_path_exists(name: str) -> None:
     named = set(re.findall(r"(?<![\w/.-])(?:deploy|rules|requirements|docs|dashboards)/[\w./-]*\w", page(name)))
     assert {path for path in named if not (ROOT / path).exists()} - {"deploy/kustomize/mine"} == set()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -324,7 +322,7 @@ def level(template: Mapping[str, Any]) -> str:
     return "restricted" if strict else "baseline"
 
 
-def test_the_pod_security_levels_are_those_of_the_table(releases: list[list[Document]], folder: Path) -> None:
+def test_pod_security_levels_match_the_table(releases: list[list[Document]], folder: Path) -> None:
     section = TEXT.partition("### Pod security")[2].partition("###")[0]
     rows = dict(re.findall(r"^\| ([^|]*?) \| `(\w+)` \|", section, re.MULTILINE))
     agent, without, service = rows

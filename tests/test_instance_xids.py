@@ -80,14 +80,14 @@ def node(tmp_path: Path) -> Partitioned:
     return Partitioned(tmp_path)
 
 
-def test_an_instance_does_not_inherit_the_xids_of_the_former_one_of_its_id(node: Partitioned) -> None:
+def test_instance_does_not_inherit_xids_of_the_former_instance_with_its_id(node: Partitioned) -> None:
     assert node.tell("MIG-old", xids=(94, 94))["MIG-old"] == ({94: 2}, {94: EPOCH + 1}, 94, {94: 2})
     assert node.tell("MIG-new")["MIG-new"] == NOTHING
     assert node.tell("MIG-new", xids=(43,))["MIG-new"] == ({43: 1}, {43: EPOCH + 3}, 43, {43: 1})
     assert node.tell("MIG-new")["MIG-new"][0] == {43: 1}
 
 
-def test_an_xid_that_comes_with_the_new_instance_is_of_the_former_one(node: Partitioned) -> None:
+def test_xid_in_the_tick_of_a_new_instance_belongs_to_the_former_instance(node: Partitioned) -> None:
     node.tell("MIG-old")
     told = node.tell("MIG-new", xids=(94,))
     assert told["MIG-new"] == NOTHING
@@ -95,7 +95,7 @@ def test_an_xid_that_comes_with_the_new_instance_is_of_the_former_one(node: Part
 
 
 @pytest.mark.parametrize("state", [DeviceState.UP, DeviceState.LOST])
-def test_an_instance_that_is_not_told_for_a_while_is_remembered(node: Partitioned, state: DeviceState) -> None:
+def test_temporarily_unlisted_instance_keeps_its_xids(node: Partitioned, state: DeviceState) -> None:
     node.tell("MIG-old", xids=(94,))
     node.tell(state=state)
     assert node.tell("MIG-old")["MIG-old"][0] == {94: 1}
@@ -110,18 +110,18 @@ def test_the_xids_of_the_gpu_and_of_other_instances_stay(node: Partitioned) -> N
     assert (told["GPU-0"][0], told["MIG-other"][0], told["MIG-new"]) == ({79: 1}, {94: 1}, NOTHING)
 
 
-def test_a_compute_instance_more_in_a_gpu_instance_takes_nothing_from_it(node: Partitioned) -> None:
+def test_added_compute_instance_keeps_the_xids_of_the_gpu_instance(node: Partitioned) -> None:
     node.tell("MIG-old", xids=(94,))
     assert node.tell("MIG-old", "MIG-beside")["MIG-old"][0] == {94: 1}
 
 
-def test_an_xid_of_an_instance_that_is_not_listed_stands_on_the_gpus_row(node: Partitioned) -> None:
+def test_xid_of_an_unlisted_instance_is_counted_on_the_gpu(node: Partitioned) -> None:
     assert node.tell("MIG-other", xids=(95,))["GPU-0"] == ({95: 1}, {95: EPOCH + 1}, 95, {95: 1})
     told = node.tell("MIG-other", "MIG-late")
     assert (told["GPU-0"][0], told["MIG-late"]) == ({95: 1}, NOTHING), "a counter does not move to another row"
 
 
-def test_an_xid_counts_once_where_compute_instances_share_a_gpu_instance(node: Partitioned) -> None:
+def test_xid_counts_once_for_compute_instances_sharing_a_gpu_instance(node: Partitioned) -> None:
     node.tell("MIG-a", "MIG-b")
     told = node.tell("MIG-a", "MIG-b", xids=(43,), part=1)
     assert (told["GPU-0"], told["MIG-a"], told["MIG-b"][0]) == (NOTHING, NOTHING, {43: 1})

@@ -91,7 +91,7 @@ def test_a_whole_gpu_has_one_exclusive_holder_with_all_of_it() -> None:
         ("nvidia10/gi5", mig_uuid(3)),
     ],
 )
-def test_every_form_that_names_a_device_finds_it(device_id: str, device: str) -> None:
+def test_every_device_id_form_resolves_to_its_device(device_id: str, device: str) -> None:
     gpus = [gpu(0, minor=10, mig=True), gpu(1, minor=11)]
     instances = [instance(3, 0, "3g.40gb", gi=5), instance(4, 0, "3g.40gb", gi=5, ci=1)]
     assert list(join([held("a", device_id)], gpus, instances).holders) == [device]
@@ -111,15 +111,13 @@ def test_every_form_that_names_a_device_finds_it(device_id: str, device: str) ->
         ("volcano.sh/gpu-number", "0-1", "needs_annotation"),
     ],
 )
-def test_an_id_of_no_device_that_is_seen_is_unresolved_with_its_reason(
-    resource: str, device_id: str, reason: str
-) -> None:
+def test_unknown_device_id_is_unresolved_with_its_reason(resource: str, device_id: str, reason: str) -> None:
     attribution = join([held("a", device_id, resource=resource)], [gpu(0)])
     assert attribution.holders == {}
     assert reasons(attribution) == [(device_id, reason)]
 
 
-def test_all_is_every_gpu_of_the_node() -> None:
+def test_all_resolves_to_every_gpu_of_the_node() -> None:
     attribution = join([held("a", "all")], [gpu(0), gpu(1)])
     assert set(attribution.holders) == {gpu_uuid(0), gpu_uuid(1)}
 
@@ -132,7 +130,7 @@ def test_replicas_of_one_container_are_one_holder_with_a_count() -> None:
     assert (second.replicas, second.share_ratio, second.share_estimated) == (1, 0.25, False)
 
 
-def test_a_container_that_has_one_gpu_by_two_resources_is_one_holder() -> None:
+def test_container_with_one_gpu_in_two_resources_is_one_holder() -> None:
     both = ContainerAllocation(
         namespace="ml",
         pod="a",
@@ -148,13 +146,13 @@ def test_a_container_that_has_one_gpu_by_two_resources_is_one_holder() -> None:
     assert (holder.resource, holder.replicas, holder.share_ratio) == ("nvidia.com/gpu", 2, 0.5)
 
 
-def test_without_advertised_replicas_the_share_is_estimated_from_the_numbers_seen() -> None:
+def test_share_without_advertised_replicas_is_estimated_from_replica_numbers() -> None:
     attribution = join([held("a", f"{gpu_uuid(0)}::3")], [gpu(0)])
     assert only(attribution, gpu_uuid(0)).share_ratio == 0.25
     assert only(attribution, gpu_uuid(0)).share_estimated
 
 
-def test_an_unhealthy_gpu_is_divided_as_its_neighbours_are() -> None:
+def test_unhealthy_gpu_is_divided_like_its_neighbours() -> None:
     advertised = [f"{gpu_uuid(1)}::{number}" for number in range(10)]
     attribution = join([held("a", f"{gpu_uuid(0)}::1")], [gpu(0), gpu(1)], allocatable={"nvidia.com/gpu": advertised})
     assert only(attribution, gpu_uuid(0)).share_ratio == 0.1
@@ -166,7 +164,7 @@ def replicas_of(number: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("advertised", [{}, {"nvidia.com/gpu": replicas_of(1, 2)}, None])
-def test_a_shared_gpu_that_is_no_longer_advertised_is_divided_as_it_was(
+def test_unadvertised_shared_gpu_keeps_its_division(
     advertised: Mapping[str, Sequence[str]] | None,
 ) -> None:
     holders = [held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1")]
@@ -178,7 +176,7 @@ def test_a_shared_gpu_that_is_no_longer_advertised_is_divided_as_it_was(
         assert not any(one.share_estimated for one in found.holders[gpu_uuid(0)])
 
 
-def test_what_is_advertised_now_counts_and_not_what_was() -> None:
+def test_currently_advertised_replicas_override_remembered_ones() -> None:
     before = {(gpu_uuid(0), "nvidia.com/gpu"): 2}
     found = join(
         [held("a", f"{gpu_uuid(0)}::0")], [gpu(0)], allocatable={"nvidia.com/gpu": replicas_of(0, 4)}, replicas=before
@@ -187,14 +185,14 @@ def test_what_is_advertised_now_counts_and_not_what_was() -> None:
     assert found.replicas == {(gpu_uuid(0), "nvidia.com/gpu"): 4}
 
 
-def test_how_many_replicas_a_gpu_had_is_remembered_as_long_as_it_is_there_or_held() -> None:
+def test_replica_count_is_remembered_while_the_gpu_is_present_or_held() -> None:
     before = {(gpu_uuid(number), "nvidia.com/gpu"): 2 for number in range(3)}
     found = join([held("a", f"{gpu_uuid(1)}::0")], [gpu(0)], allocatable={}, replicas=before)
     assert set(found.replicas) == {(gpu_uuid(0), "nvidia.com/gpu"), (gpu_uuid(1), "nvidia.com/gpu")}
 
 
 @pytest.mark.parametrize("neighbours", [(), (2, 4), (1,)], ids=["none", "that differ", "with fewer than are held"])
-def test_a_part_that_cannot_be_told_is_unknown_and_not_somebodys(neighbours: tuple[int, ...]) -> None:
+def test_share_with_unknown_replica_count_is_unresolved(neighbours: tuple[int, ...]) -> None:
     advertised = [one for number, count in enumerate(neighbours, 1) for one in replicas_of(number, count)]
     replica = f"{gpu_uuid(0)}::1"
     gpus = [gpu(number) for number in range(3)]
@@ -204,7 +202,7 @@ def test_a_part_that_cannot_be_told_is_unknown_and_not_somebodys(neighbours: tup
     assert found.unresolved[0].devices == (gpu_uuid(0),), "the other GPUs are not in doubt"
 
 
-def test_a_single_replica_that_a_plugin_calls_unhealthy_makes_the_others_no_larger() -> None:
+def test_unhealthy_replica_does_not_enlarge_the_other_shares() -> None:
     advertised = [one for one in replicas_of(0, 4) if not one.endswith("::2")]
     found = join([held("a", f"{gpu_uuid(0)}::0")], [gpu(0)], allocatable={"nvidia.com/gpu": advertised})
     assert only(found, gpu_uuid(0)).share_ratio == 0.25
@@ -217,7 +215,7 @@ def test_a_single_replica_that_a_plugin_calls_unhealthy_makes_the_others_no_larg
     remembered=st.dictionaries(st.integers(0, 1), st.integers(1, 8)),
     tells=st.booleans(),
 )
-def test_whatever_is_advertised_or_remembered_nobody_has_more_than_the_gpu(
+def test_shares_of_replicas_never_exceed_the_gpu(
     counts: list[int],
     held_numbers: list[tuple[int, int]],
     shown: list[bool],
@@ -237,7 +235,7 @@ def test_whatever_is_advertised_or_remembered_nobody_has_more_than_the_gpu(
     assert sum(map(len, found.holders.values())) + len(found.unresolved) == len(containers)
 
 
-def test_mig_shares_are_parts_of_the_gpu_by_the_larger_of_compute_and_memory() -> None:
+def test_mig_share_is_the_larger_of_compute_and_memory_fractions() -> None:
     instances = [instance(1, 0, "1g.10gb"), instance(2, 0, "1g.20gb"), instance(3, 0, "2g.20gb")]
     attribution = join(
         [held("a", mig_uuid(1)), held("b", mig_uuid(2)), held("c", mig_uuid(3))], [gpu(0, mig=True)], instances
@@ -248,14 +246,14 @@ def test_mig_shares_are_parts_of_the_gpu_by_the_larger_of_compute_and_memory() -
     assert only(attribution, mig_uuid(1)).device_share_ratio == 1
 
 
-def test_mig_instances_that_sum_to_more_than_the_gpu_are_divided_by_their_sum() -> None:
+def test_mig_shares_exceeding_the_gpu_are_divided_by_their_sum() -> None:
     instances = [instance(1, 0, "3g.40gb"), instance(2, 0, "4g.40gb")]
     attribution = join([held("a", mig_uuid(1)), held("b", mig_uuid(2))], [gpu(0, mig=True)], instances)
     assert only(attribution, mig_uuid(1)).share_ratio == pytest.approx(0.5 / (0.5 + 4 / 7))
     assert only(attribution, mig_uuid(2)).share_ratio == pytest.approx(4 / 7 / (0.5 + 4 / 7))
 
 
-def test_compute_instances_of_one_gpu_instance_have_its_memory_together() -> None:
+def test_compute_instances_divide_the_memory_of_their_gpu_instance() -> None:
     parts = [
         MigInstance(
             uuid=mig_uuid(ci),
@@ -272,7 +270,7 @@ def test_compute_instances_of_one_gpu_instance_have_its_memory_together() -> Non
     assert only(attribution, mig_uuid(0)).share_ratio == pytest.approx(0.5 / 3)
 
 
-def test_instances_without_told_slices_have_equal_and_estimated_parts() -> None:
+def test_instances_with_unknown_slices_have_equal_estimated_shares() -> None:
     nameless = Gpu(uuid=gpu_uuid(0), index=0, minor=0, model="?", pci_bus_id="", mig_enabled=True)
     attribution = join([held("a", mig_uuid(1))], [nameless], [instance(1, 0, "1g.10gb"), instance(2, 0, "4g.40gb")])
     assert only(attribution, mig_uuid(1)).share_ratio == 0.5
@@ -296,7 +294,7 @@ def test_a_whole_gpu_id_on_a_partitioned_gpu_holds_the_gpu() -> None:
     assert only(attribution, gpu_uuid(0)).share_ratio == 1
 
 
-def test_a_gpu_held_whole_and_its_instance_are_the_gpu_together() -> None:
+def test_whole_holder_and_instance_holder_sum_to_one_gpu() -> None:
     attribution = join(
         [held("a", gpu_uuid(0)), held("b", mig_uuid(3))], [gpu(0, mig=True)], [instance(3, 0, "3g.40gb")]
     )
@@ -304,13 +302,13 @@ def test_a_gpu_held_whole_and_its_instance_are_the_gpu_together() -> None:
     assert whole.share_ratio + part.share_ratio == pytest.approx(1.0)
 
 
-def test_two_pods_listed_with_one_whole_gpu_never_have_more_than_it_together() -> None:
+def test_two_pods_with_one_whole_gpu_divide_it() -> None:
     attribution = join([held("finished", gpu_uuid(0)), held("running", gpu_uuid(0))], [gpu(0)])
     holders = attribution.holders[gpu_uuid(0)]
     assert [(h.share_ratio, h.mode, h.share_estimated) for h in holders] == [(0.5, ShareMode.SHARED, True)] * 2
 
 
-def test_an_id_by_minor_names_no_other_device_only_where_every_minor_is_told() -> None:
+def test_minor_id_is_unresolved_if_a_minor_number_is_unknown() -> None:
     silent = Gpu(uuid=gpu_uuid(0), index=0, minor=None, model="?", pci_bus_id="")
     assert reasons(join([held("a", "nvidia0")], [silent])) == [("nvidia0", "minor_not_told")]
     assert reasons(join([held("a", "nvidia0")], [gpu(1)])) == [("nvidia0", "unknown_minor")]
@@ -322,44 +320,44 @@ def test_a_dra_device_is_found_by_its_minor_number() -> None:
     assert (holder.source, holder.resource, holder.mode) == ("dra", "gpu.nvidia.com", ShareMode.EXCLUSIVE)
 
 
-def test_a_claim_that_several_pods_name_is_shared_evenly() -> None:
+def test_claim_of_several_pods_is_shared_evenly() -> None:
     attribution = join([claimed("a", "gpu-0"), claimed("b", "gpu-0"), claimed("c", "gpu-0")], [gpu(0)])
     holders = attribution.holders[gpu_uuid(0)]
     assert [h.share_ratio for h in holders] == [pytest.approx(1 / 3)] * 3
     assert {(h.mode, h.share_estimated) for h in holders} == {(ShareMode.SHARED, False)}
 
 
-def test_a_claim_that_is_named_twice_by_one_container_is_one_holder() -> None:
+def test_claim_named_twice_by_one_container_is_one_holder() -> None:
     holder = only(join([claimed("a", "gpu-0", "gpu-0")], [gpu(0)]), gpu_uuid(0))
     assert (holder.replicas, holder.mode) == (1, ShareMode.EXCLUSIVE)
 
 
-def test_a_share_of_a_dra_device_has_an_estimated_part() -> None:
+def test_share_of_a_dra_device_is_estimated() -> None:
     holder = only(join([claimed("a", "gpu-0", share_id="s1")], [gpu(0)]), gpu_uuid(0))
     assert (holder.mode, holder.share_estimated) == (ShareMode.SHARED, True)
 
 
-def test_a_dra_mig_device_is_found_when_its_profile_is_there_once() -> None:
+def test_dra_mig_device_with_a_unique_profile_is_found() -> None:
     instances = [instance(1, 2, "1g.20gb"), instance(2, 2, "3g.40gb")]
     attribution = join([claimed("a", "gpu-2-mig-1g20gb-15-0")], [gpu(2, mig=True)], instances)
     assert only(attribution, mig_uuid(1)).source == "dra"
 
 
-def test_a_dra_mig_device_that_could_be_two_instances_is_unresolved() -> None:
+def test_dra_mig_device_matching_two_instances_is_unresolved() -> None:
     instances = [instance(1, 2, "1g.20gb"), instance(2, 2, "1g.20gb")]
     attribution = join([claimed("a", "gpu-2-mig-1g20gb-15-0")], [gpu(2, mig=True)], instances)
     assert attribution.holders == {}
     assert reasons(attribution) == [("gpu-2-mig-1g20gb-15-0", "dra_unresolved")]
 
 
-def test_two_dra_mig_devices_with_one_instance_in_sight_are_both_unresolved() -> None:
+def test_two_dra_mig_devices_matching_one_instance_are_unresolved() -> None:
     containers = [claimed("a", "gpu-2-mig-1g20gb-15-0"), claimed("b", "gpu-2-mig-1g20gb-15-2")]
     attribution = join(containers, [gpu(2, mig=True)], [instance(1, 2, "1g.20gb")])
     assert attribution.holders == {}
     assert len(attribution.unresolved) == 2
 
 
-def test_what_is_no_gpu_is_neither_held_nor_unresolved() -> None:
+def test_non_gpu_claim_is_neither_held_nor_unresolved() -> None:
     attribution = join([claimed("a", "channel-0", driver="compute-domain.nvidia.com")], [gpu(0)])
     assert (attribution.holders, attribution.unresolved) == ({}, ())
 
@@ -377,7 +375,9 @@ def test_expected_devices_by_minor_and_by_mig_parent_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("advertised", [None, {}, {"nvidia.com/gpu": [gpu_uuid(0), mig_uuid(77)]}])
-def test_expected_devices_are_absent_where_the_kubelet_cannot_tell(advertised: dict[str, Sequence[str]] | None) -> None:
+def test_expected_devices_are_absent_without_a_complete_kubelet_answer(
+    advertised: dict[str, Sequence[str]] | None,
+) -> None:
     assert join([held("a", gpu_uuid(0))], [gpu(0)], allocatable=advertised).expected_devices is None
 
 
@@ -410,7 +410,7 @@ def nodes(
 
 @settings(deadline=None)  # a busy machine is no error
 @given(nodes())
-def test_shares_of_one_gpu_never_sum_to_more_than_it_and_no_holder_is_invented(
+def test_shares_never_exceed_the_gpu_and_holders_are_listed_containers(
     node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
 ) -> None:
     containers, gpus, instances, advertised = node

@@ -28,13 +28,13 @@ from exporter.model.attribution import ContainerAllocation, PodMetadata
 from exporter.model.devices import Gpu, MigInstance
 
 
-def test_holders_have_the_uid_of_their_pod_where_it_is_known() -> None:
+def test_holders_have_the_known_uid_of_their_pod() -> None:
     containers = [held("a", gpu_uuid(0)), held("b", gpu_uuid(1))]
     holders = join(containers, [gpu(0), gpu(1)], evidence=knowing(pod_metadata("a"))).holders
     assert [holders[gpu_uuid(number)][0].pod_uid for number in range(2)] == ["uid-a", None]
 
 
-def test_pods_that_ended_hold_nothing_and_are_no_doubt() -> None:
+def test_ended_pods_are_neither_holders_nor_unresolved() -> None:
     evidence = Evidence(ended=frozenset({("ml", "b"), ("ml", "c")}))
     containers = [held("a", gpu_uuid(0)), held("b", gpu_uuid(0)), held("c", "junk")]
     attribution = join(containers, [gpu(0)], evidence=evidence)
@@ -63,7 +63,7 @@ def test_the_agents_own_pod_holds_nothing() -> None:
         ({"nvidia.com/gpu": ["junk"]}, [held("a", "junk")], (None, None, None)),
     ],
 )
-def test_gpus_are_counted_by_who_names_them_and_only_where_all_are_named(
+def test_gpu_counts_are_kept_per_source_and_absent_if_incomplete(
     allocatable: dict[str, Sequence[str]] | None,
     containers: list[ContainerAllocation],
     expected: tuple[int | None, int | None, int | None],
@@ -83,7 +83,7 @@ def test_gpus_are_counted_by_who_names_them_and_only_where_all_are_named(
         ("example.com/gpu", "gpu mem {number}", 1),
     ],
 )
-def test_one_id_per_mebibyte_costs_little_and_is_one_doubt_per_container(
+def test_one_id_per_mebibyte_is_cheap_and_unresolved_once_per_container(
     resource: str, form: str, unresolved: int
 ) -> None:
     ids = [form.format(uuid=gpu_uuid(0), number=number) for number in range(88_000)]
@@ -189,7 +189,7 @@ INSTANCES: list[MigInstance] = [instance(11, 1, start=0, profile_id=19), instanc
 
 @settings(max_examples=100)
 @given(CONTAINERS, evidences())
-def test_whatever_the_api_says_a_gpu_is_never_more_than_whole_and_nobody_is_lost(
+def test_evidence_never_overfills_a_gpu_or_loses_a_container(
     containers: list[ContainerAllocation], evidence: Evidence
 ) -> None:
     attribution = join(containers, GPUS, INSTANCES, evidence=evidence)
@@ -214,7 +214,7 @@ def test_whatever_the_api_says_a_gpu_is_never_more_than_whole_and_nobody_is_lost
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.lists(st.integers(1, GPU_MIB), min_size=1, max_size=8))
-def test_parts_that_fit_are_as_declared_and_those_that_do_not_are_in_proportion(mebibytes: list[int]) -> None:
+def test_fitting_declared_parts_are_kept_and_others_are_scaled(mebibytes: list[int]) -> None:
     pods = [
         pod_metadata(f"p{number}", {HAMI_DEVICES: f"{gpu_uuid(0)},NVIDIA,{mib},0:;"})
         for number, mib in enumerate(mebibytes)
@@ -227,7 +227,7 @@ def test_parts_that_fit_are_as_declared_and_those_that_do_not_are_in_proportion(
     assert {one.share_estimated for one in holders} == {not fits}
 
 
-def test_devices_of_hami_and_of_the_nvidia_plugin_side_by_side_are_each_read_their_way() -> None:
+def test_hami_and_nvidia_plugin_devices_coexist() -> None:
     pods: list[PodMetadata] = [
         pod_metadata("hami", {HAMI_DEVICES: f"{gpu_uuid(0)},NVIDIA,{GPU_MIB // 2},0:;"}),
         pod_metadata("mig", {HAMI_DEVICES: f"{gpu_uuid(1)},NVIDIA,10240,0:;", HAMI_INSTANCES: "[]"}),

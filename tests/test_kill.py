@@ -15,7 +15,7 @@ ROUNDS = 100
 AGENTS = 4
 
 
-def test_a_hundred_kills_lose_no_second_and_take_nothing_back(tmp_path: Path) -> None:
+def test_hundred_kills_lose_no_second_and_lower_no_counter(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "kill_support.py", tmp_path, str(ROUNDS), "20261121"],
         cwd=ROOT,
@@ -45,7 +45,7 @@ def counters(agent: AgentProcess) -> dict[str, float]:
     }
 
 
-def test_killed_agents_go_on_from_what_they_had_shown(tmp_path: Path) -> None:
+def test_killed_agents_continue_from_the_values_they_had_shown(tmp_path: Path) -> None:
     chance = random.Random(9)  # noqa: S311 - moments to kill
     arguments = ("--simulate", "demo", "--sample-interval", "250ms", "--state-interval", "1s")
     state_dir = ("--state-dir", str(tmp_path))

@@ -89,7 +89,7 @@ def containers_of(node: NodeTruth) -> dict[tuple[str, str], Any]:
     return {(pod.name, container.name): container for pod in answer.pod_resources for container in pod.containers}
 
 
-def test_who_has_a_fraction_is_listed_without_a_device_and_its_reservation_pod_with_the_gpu() -> None:
+def test_fractional_pod_lists_no_device_and_its_reservation_pod_lists_the_gpu() -> None:
     node = load("kai").at(5.0)
     containers = containers_of(node)
     assert list(containers["notebook-eve", "main"].devices) == []
@@ -106,7 +106,7 @@ def test_volcano_lists_two_resources_with_one_container() -> None:
     ]
 
 
-def test_every_container_that_names_a_claim_is_listed_with_it_and_a_finished_pod_for_a_while() -> None:
+def test_containers_list_their_claims_and_finished_pods_linger() -> None:
     early, late, later = (containers_of(load("dra").at(t)) for t in (50.0, 75.0, 135.0))
     claims = {key: [claim.claim_name for claim in container.dynamic_resources] for key, container in early.items()}
     assert claims["chat-0", "prefill"] == claims["chat-0", "decode"] == claims["chat-canary-0", "main"] == ["chat-gpu"]
@@ -116,16 +116,16 @@ def test_every_container_that_names_a_claim_is_listed_with_it_and_a_finished_pod
     assert ("finetune-8fj2c", "main") not in later
 
 
-def test_an_answer_has_fields_that_no_client_knows_yet() -> None:
+def test_answer_contains_an_unknown_field() -> None:
     assert b"simulated" in list_response(truth())
 
 
 @pytest.mark.usefixtures("server")
-async def test_get_is_switched_off_as_in_a_kubelet_before_1_34(path: Path) -> None:
+async def test_get_is_disabled_as_in_a_kubelet_before_1_34(path: Path) -> None:
     assert await call(path, "Get") == [(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")]
 
 
-async def test_more_than_a_burst_of_calls_is_refused_in_the_kubelets_words(path: Path) -> None:
+async def test_calls_beyond_the_burst_get_the_kubelets_rate_limit_error(path: Path) -> None:
     server = KubeletServer(path, truth, clock=lambda: 0.0)  # a running clock allows more calls, all on a busy machine
     await server.start()
     answers = await call(path, "GetAllocatableResources", times=200)
@@ -136,9 +136,7 @@ async def test_more_than_a_burst_of_calls_is_refused_in_the_kubelets_words(path:
     }
 
 
-async def test_a_restart_puts_a_new_socket_over_the_old_path_and_a_stop_removes_it(
-    server: KubeletServer, path: Path
-) -> None:
+async def test_restart_replaces_the_socket_and_stop_removes_it(server: KubeletServer, path: Path) -> None:
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert [entry.name for entry in path.parent.iterdir()] == ["kubelet.sock"]
     await server.restart()
@@ -147,7 +145,7 @@ async def test_a_restart_puts_a_new_socket_over_the_old_path_and_a_stop_removes_
     assert list(path.parent.iterdir()) == []
 
 
-async def test_a_kubelet_that_is_down_from_the_start_has_no_socket(path: Path) -> None:
+async def test_stopped_kubelet_has_no_socket(path: Path) -> None:
     kubelet = KubeletServer(path, lambda: truth(Fault.KUBELET_DOWN))
     await kubelet.start()
     assert not path.exists()
@@ -217,6 +215,6 @@ async def test_attribution_finds_the_holders_and_shares_of_every_shipped_scenari
     await kubelet.stop()
 
 
-async def test_a_path_too_long_for_a_socket_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_socket_path_that_is_too_long_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long for a unix socket"):
         await KubeletServer(tmp_path / ("x" * 120), truth).start()

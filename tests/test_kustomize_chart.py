@@ -101,7 +101,7 @@ def test_every_overlay_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_chart_and_kustomize_differ_only_where_it_is_said(name: str) -> None:
+def test_chart_and_kustomize_differ_only_in_documented_places(name: str) -> None:
     chart = read(rendered(values=SAME[name], release=RELEASE))
     ours, theirs = by_name(overlay(name)), by_name(chart)
     if name == "openshift":
@@ -116,7 +116,7 @@ def test_chart_and_kustomize_differ_only_where_it_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_components_do_what_values_of_the_chart_do(name: str, tmp_path: Path) -> None:
+def test_components_match_the_chart_values(name: str, tmp_path: Path) -> None:
     components, files, values = TOGETHER[name]
     ours = composed(
         tmp_path / "ours",

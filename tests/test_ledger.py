@@ -127,21 +127,21 @@ def test_money_is_the_seconds_of_each_state_times_the_price() -> None:
     assert node.totals().money == {"USD": ByState(unprofiled=1.0, idle=0.5)}
 
 
-def test_a_new_price_counts_from_then_on_and_another_currency_is_kept_apart() -> None:
+def test_new_price_applies_from_its_start_and_currencies_stay_separate() -> None:
     node = Node()
     for price in (DOLLARS, replace(DOLLARS, per_hour=7200.0), EUROS):
         node.charge(second(ML, active=1.0), prices={"GPU-0": price})
     assert node.totals().money == {"USD": ByState(unprofiled=3.0), "EUR": ByState(unprofiled=2.0)}
 
 
-def test_without_a_price_money_is_absent_and_the_seconds_are_counted_as_unpriced() -> None:
+def test_unpriced_seconds_are_counted_without_a_cost() -> None:
     node = Node()
     node.charge(second(ML, active=1.0, idle=1.0))
     assert node.totals().money == {}
     assert node.totals().unpriced_seconds == node.totals().seconds.total == 2.0
 
 
-def test_measured_energy_is_paid_on_top_and_divided_as_the_seconds_are() -> None:
+def test_measured_energy_is_charged_extra_in_proportion_to_the_seconds() -> None:
     node = Node()
     price = replace(DOLLARS, per_hour=0.0, per_kwh=0.5)
     node.charge(second(ML, active=1.0, idle=3.0, joules=7.2e6), prices={"GPU-0": price})
@@ -150,13 +150,13 @@ def test_measured_energy_is_paid_on_top_and_divided_as_the_seconds_are() -> None
     assert node.totals(FREE).money == {"USD": ByState(unprofiled=0.5)}
 
 
-def test_where_energy_was_not_measured_its_time_is_counted() -> None:
+def test_time_without_energy_measurement_is_counted() -> None:
     node = Node()
     node.charge(second(ML, active=2.0), second(ML, active=1.0, joules=300.0))
     assert (node.totals().energy_joules, node.totals().energy_unknown_seconds) == (300.0, 2.0)
 
 
-def test_the_conservation_error_is_what_the_parts_lack_of_the_interval() -> None:
+def test_conservation_error_is_the_uncharged_part_of_the_interval() -> None:
     node = Node(saves=True)
     node.charge(replace(second(ML, active=0.5), interval_seconds=0.75))
     node.save()
@@ -173,7 +173,7 @@ OTHERS = replace(KNOWN, owner=replace(KNOWN.owner, cost_labels="environment=__ot
 
 
 @pytest.mark.parametrize("saves", [False, True], ids=["in memory", "saved"])
-def test_combinations_of_cost_labels_beyond_the_limit_are_metered_together(*, saves: bool) -> None:
+def test_cost_label_combinations_beyond_the_limit_are_metered_together(*, saves: bool) -> None:
     node = Node(saves=saves)
     for _ in range(3):  # the last ones come with every sample, and are counted once
         for number in range(COST_LABELS_LIMIT + 5):
@@ -195,7 +195,7 @@ def test_combinations_of_cost_labels_beyond_the_limit_are_metered_together(*, sa
     assert node.ledgers.folded_count == (1 if saves else 5), "since the last start"
 
 
-def test_a_new_ledger_has_room_for_other_combinations_of_cost_labels() -> None:
+def test_new_ledger_has_room_for_other_cost_label_combinations() -> None:
     node = Node(saves=True)
     for number in range(COST_LABELS_LIMIT):
         node.charge(second(labelled(number), active=1.0))
@@ -208,7 +208,7 @@ def test_a_new_ledger_has_room_for_other_combinations_of_cost_labels() -> None:
     assert node.totals(labelled(0)).seconds.active == 1.0
 
 
-def test_what_waited_for_its_owner_is_bounded_too() -> None:
+def test_pending_charges_are_bounded_by_the_cost_label_limit() -> None:
     node = Node(owner_of=lambda _owner, _steady: labelled("late").owner)
     for number in range(COST_LABELS_LIMIT):
         node.charge(second(labelled(number), active=1.0))
@@ -216,7 +216,7 @@ def test_what_waited_for_its_owner_is_bounded_too() -> None:
     assert node.active(OTHERS) == {"ledger-1": 2.0}
 
 
-def test_a_ledger_begins_with_the_first_sample_and_keeps_its_identity_across_restarts() -> None:
+def test_ledger_starts_with_the_first_sample_and_keeps_its_identity_after_restarts() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0), passed=5.0)
     assert node.shown == {}, "an identity that is not on disk yet promises nothing"
@@ -229,7 +229,7 @@ def test_a_ledger_begins_with_the_first_sample_and_keeps_its_identity_across_res
     assert (ledger.identity, ledger.created_at_seconds) == ("ledger-1", NOON + 5.0)
 
 
-def test_charges_are_shown_once_they_are_on_disk() -> None:
+def test_charges_are_shown_once_on_disk() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0))
     node.begin()
@@ -241,7 +241,7 @@ def test_charges_are_shown_once_they_are_on_disk() -> None:
     assert node.active() == {"ledger-1": 3.0}
 
 
-def test_while_saving_fails_charges_are_shown_in_a_ledger_of_their_own() -> None:
+def test_charges_are_shown_in_a_memory_only_ledger_while_saving_fails() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0))
     node.save()
@@ -254,7 +254,7 @@ def test_while_saving_fails_charges_are_shown_in_a_ledger_of_their_own() -> None
     assert node.active() == {"ledger-1": 1.0, "ledger-2": 14.0}
 
 
-def test_when_saving_works_again_the_memory_only_ledger_ends_and_the_first_goes_on() -> None:
+def test_successful_save_ends_the_memory_only_ledger_and_resumes_the_saved_one() -> None:
     node = Node(saves=True)
     node.save()
     node.charge(second(ML, active=1.0))
@@ -270,7 +270,7 @@ def test_when_saving_works_again_the_memory_only_ledger_ends_and_the_first_goes_
     assert node.active() == {"ledger-1": 4.0, "ledger-2": 3.0}
 
 
-def test_a_disk_that_never_worked_leaves_a_memory_only_ledger_from_the_start() -> None:
+def test_disk_failing_from_the_start_leaves_a_memory_only_ledger() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0))
     node.save(works=False)
@@ -278,7 +278,7 @@ def test_a_disk_that_never_worked_leaves_a_memory_only_ledger_from_the_start() -
     assert node.active() == {"ledger-2": 2.0}
 
 
-def test_a_save_that_hangs_and_works_after_all_counts_nothing_twice() -> None:
+def test_hanging_save_that_later_succeeds_counts_nothing_twice() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0))
     node.begin()
@@ -295,7 +295,7 @@ def test_a_save_that_hangs_and_works_after_all_counts_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_save_in_doubt_is_shown_nowhere_until_the_next_one_works(written: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_unconfirmed_save_is_hidden_until_the_next_save_succeeds(written: bool) -> None:  # noqa: FBT001 - a parameter of the test
     node = Node(saves=True)
     node.save()
     node.charge(second(ML, active=1.0))
@@ -309,7 +309,7 @@ def test_a_save_in_doubt_is_shown_nowhere_until_the_next_one_works(written: bool
     assert node.active() == {"ledger-1": 1.0, "ledger-2": 2.0}
 
 
-def test_a_ledger_that_has_ended_stays_for_25_hours() -> None:
+def test_ended_ledger_stays_for_25_hours() -> None:
     node = Node(saves=True)
     node.save()
     node.charge(second(ML, active=1.0))
@@ -324,7 +324,7 @@ def test_a_ledger_that_has_ended_stays_for_25_hours() -> None:
     assert set(node.shown) == {"ledger-1"}
 
 
-def test_a_disk_that_fails_again_and_again_makes_a_bounded_number_of_ledgers() -> None:
+def test_repeatedly_failing_disk_creates_a_bounded_number_of_ledgers() -> None:
     node = Node(saves=True)
     node.save()
     hours = 20
@@ -337,7 +337,7 @@ def test_a_disk_that_fails_again_and_again_makes_a_bounded_number_of_ledgers() -
     assert last <= FORMER_LIMIT + hours * 3600 / PATIENCE_SECONDS + 2
 
 
-def test_with_many_ended_ledgers_a_disk_that_fails_for_long_has_its_charges_shown_too() -> None:
+def test_long_disk_failure_shows_charges_even_with_many_ended_ledgers() -> None:
     node = Node(saves=True)
     node.save()
     for _ in range(FORMER_LIMIT):
@@ -352,7 +352,7 @@ def test_with_many_ended_ledgers_a_disk_that_fails_for_long_has_its_charges_show
     assert 200.0 in node.active().values()
 
 
-def test_beyond_the_limit_a_new_ledger_begins_and_the_former_one_stays() -> None:
+def test_full_ledger_stays_and_a_new_one_starts() -> None:
     node = Node(options={"account_limit": 10})
     for number in range(25):
         node.charge(second(account("ml", f"job-{number}"), active=1.0), second(FREE, idle=1.0))
@@ -361,7 +361,7 @@ def test_beyond_the_limit_a_new_ledger_begins_and_the_former_one_stays() -> None
     assert sum(seconds) == node.ledgers.view().capacity_seconds == 30.0
 
 
-def test_beyond_the_limit_a_saved_ledger_ends_with_what_is_on_disk() -> None:
+def test_full_saved_ledger_ends_with_its_content_on_disk() -> None:
     node = Node(saves=True, options={"account_limit": 3})
     for number in range(4):
         node.charge(second(account("ml", f"job-{number}"), active=1.0), second(WAITS, active=1.0))
@@ -376,14 +376,14 @@ def test_beyond_the_limit_a_saved_ledger_ends_with_what_is_on_disk() -> None:
     assert node.active(KNOWN) == {"ledger-2": 4.0, "ledger-1": 0.0}
 
 
-def test_more_owners_at_once_than_there_is_room_for_stay_in_one_ledger() -> None:
+def test_more_concurrent_owners_than_the_limit_stay_in_one_ledger() -> None:
     node = Node(options={"account_limit": 2})
     for _ in range(3):
         node.charge(*(second(account("ml", f"job-{number}"), active=1.0) for number in range(5)))
     assert len(node.shown) == 1
 
 
-def test_what_stands_on_a_provisional_owner_is_withheld_until_the_owner_is_known_and_saved() -> None:
+def test_provisional_charges_are_withheld_until_their_owner_is_known_and_saved() -> None:
     node = Node(saves=True)
     node.charge(second(WAITS, active=1.0))
     node.save()
@@ -398,7 +398,7 @@ def test_what_stands_on_a_provisional_owner_is_withheld_until_the_owner_is_known
     assert (view.withheld_seconds, view.capacity_seconds) == (0.0, 3.0)
 
 
-def test_what_waits_for_its_owner_in_a_memory_only_ledger_moves_to_the_saved_one() -> None:
+def test_pending_charges_of_a_memory_only_ledger_move_to_the_saved_one() -> None:
     node = Node(saves=True)
     node.save()
     node.save(works=False)
@@ -411,7 +411,7 @@ def test_what_waits_for_its_owner_in_a_memory_only_ledger_moves_to_the_saved_one
     assert node.active(KNOWN) == {"ledger-1": 1.0, "ledger-2": 0.0}
 
 
-def test_a_ledger_that_ends_while_a_save_hangs_stays_when_the_save_works() -> None:
+def test_ledger_ended_during_a_hanging_save_stays_once_the_save_succeeds() -> None:
     node = Node(saves=True, options={"account_limit": 2})
     node.begin()
     node.ledgers.go_on_in_memory(NOON)
@@ -422,7 +422,7 @@ def test_a_ledger_that_ends_while_a_save_hangs_stays_when_the_save_works() -> No
     assert set(node.shown) == {"ledger-1", "ledger-2", "ledger-3"}
 
 
-def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
+def test_ended_pod_lingers_and_its_owner_keeps_its_seconds() -> None:
     node = Node(linger_seconds=300.0)
     node.charge(second(ML, active=20.0, who=pod("a")))
     node.charge(second(FREE, idle=5.0), passed=300.0)
@@ -432,7 +432,7 @@ def test_a_pod_lingers_after_its_end_and_the_owner_keeps_its_seconds() -> None:
     assert node.totals().seconds.active == 20.0
 
 
-def test_a_pod_that_ended_during_a_restart_lingers_from_then_on() -> None:
+def test_pod_ended_during_a_restart_lingers_after_it() -> None:
     node = Node(saves=True, linger_seconds=10.0)
     node.charge(second(ML, active=20.0, who=pod("a")))
     node.save()
@@ -444,14 +444,14 @@ def test_a_pod_that_ended_during_a_restart_lingers_from_then_on() -> None:
     assert node.ledgers.view().pods == {}
 
 
-def test_while_nothing_is_metered_no_pod_is_taken_for_ended() -> None:
+def test_pods_do_not_end_while_nothing_is_metered() -> None:
     node = Node()
     node.charge(second(ML, active=1.0, who=pod("a")))
     node.now += 100_000.0
     assert pod("a") in node.ledgers.view().pods
 
 
-def test_a_uid_that_becomes_known_keeps_the_pods_counters_and_another_uid_is_another_pod() -> None:
+def test_late_uid_keeps_the_pods_counters_and_a_different_uid_is_a_new_pod() -> None:
     node = Node()
     for uid in (None, "uid-1", None, "uid-2"):
         node.charge(second(ML, active=1.0, who=pod("web-0", uid)))
@@ -484,7 +484,7 @@ PATHS: tuple[tuple[str | int, ...], ...] = (
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrong", [None, 7, [7]])
-def test_what_is_no_state_of_ledgers_is_refused(path: Sequence[str | int], wrong: object) -> None:
+def test_invalid_ledger_state_is_refused(path: Sequence[str | int], wrong: object) -> None:
     data = inner = saved_state()
     for step in path[:-1]:
         inner = inner[step]  # type: ignore[index] # a path through lists and objects
@@ -588,7 +588,7 @@ def assert_not_less(before: Totals, after: Totals) -> None:
 
 @settings(deadline=None)
 @given(st.lists(STEPS, max_size=40) | st.lists(STEPS_OF_A_LIFE, max_size=40), st.integers(2, 6))
-def test_no_identity_goes_back_and_every_second_is_shown_once(steps: list[tuple[Any, ...]], limit: int) -> None:
+def test_no_ledger_decreases_and_every_second_is_shown_once(steps: list[tuple[Any, ...]], limit: int) -> None:
     world = World(limit=limit)
     for step in steps:
         world.step(*step)

@@ -21,7 +21,7 @@ def showing(**changes: object) -> Snapshot:
     return changed(base, metering={"ledger": dataclasses.replace(base.metering.ledger, **changes)})
 
 
-def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_what() -> None:
+def test_owner_seconds_and_cost_have_ledger_owner_and_state_labels() -> None:
     view = snapshot()
     seconds = rows(view, "gpu_ledger_seconds_total")
     assert seconds[0] == (
@@ -61,7 +61,7 @@ def test_an_owners_seconds_and_money_by_state_carry_the_ledger_and_who_pays_for_
     assert [value for _, value in rows(view, "gpu_ledger_unpriced_seconds_total")] == [72.0]
 
 
-def test_every_ledger_has_its_own_series_and_tells_when_it_began() -> None:
+def test_every_ledger_has_its_own_series_and_creation_time() -> None:
     second = Totals(seconds=ByState(unprofiled=1.0))
     both = (*one_ledger({TRAINING: second}, 100.0), *one_ledger({TRAINING: second}, 200.0, identity="ba9876543210"))
     view = showing(ledgers=both)
@@ -83,7 +83,7 @@ def test_a_pods_active_idle_and_unknown_seconds_sum_to_allocated() -> None:
         assert value == sum(part[1] for part in row)
 
 
-def test_energy_that_was_never_measured_and_money_without_a_price_are_absent_and_not_zero() -> None:
+def test_unmeasured_energy_and_unknown_cost_are_absent_not_zero() -> None:
     only = showing(ledgers=one_ledger({UNMEASURED: Totals(seconds=ByState(unknown=72.0), energy_unknown_seconds=72.0)}))
     assert rows(only, "gpu_ledger_energy_joules_total") == []
     assert rows(only, "gpu_ledger_cost_total") == []
@@ -91,12 +91,12 @@ def test_energy_that_was_never_measured_and_money_without_a_price_are_absent_and
     assert rows(showing(ledgers=one_ledger({UNMEASURED: partly})), "gpu_ledger_energy_joules_total")[0][1] == 5.0
 
 
-def test_energy_of_an_account_without_seconds_does_not_begin_at_0_and_vanish() -> None:
+def test_energy_is_absent_while_an_account_has_no_energy_measurement() -> None:
     for totals in (Totals(), Totals(seconds=ByState(unknown=2.0), energy_unknown_seconds=2.0)):
         assert rows(showing(ledgers=one_ledger({UNMEASURED: totals})), "gpu_ledger_energy_joules_total") == []
 
 
-def test_a_pod_that_ended_keeps_its_counters_while_it_lingers() -> None:
+def test_ended_pod_keeps_its_counters_while_it_lingers() -> None:
     view = snapshot(exclusive())
     live, lingering = rows(view, "gpu_pod_allocated_seconds_total")
     assert (live[0]["pod_name"], live[0]["pod_uid"], live[1]) == ("resnet-0", IN_USE.pod_uid, 3600.0)
@@ -112,7 +112,7 @@ def test_a_live_pods_counters_have_the_labels_of_its_gauges() -> None:
     assert counter == gauge
 
 
-def test_the_price_of_a_gpu_stands_once_even_while_it_is_down_and_is_absent_where_unknown() -> None:
+def test_gpu_price_has_one_series_even_if_lost_and_is_absent_if_unknown() -> None:
     view = snapshot(exclusive(), lost(3))
     assert [(labels["gpu"], value) for labels, value in rows(view, "gpu_hourly_price")] == [("0", 2.5)]
     assert rows(view, "gpu_exporter_unpriced_devices") == [({}, 1)]
@@ -121,7 +121,7 @@ def test_the_price_of_a_gpu_stands_once_even_while_it_is_down_and_is_absent_wher
     assert (labels["currency"], labels["price_source"], value) == ("EUR", "own:free", 0.0)
 
 
-def test_currencies_are_never_added_up() -> None:
+def test_currencies_are_never_summed() -> None:
     both = Totals(
         seconds=ByState(unprofiled=1.0), money={"USD": ByState(unprofiled=1.0), "EUR": ByState(unprofiled=2.0)}
     )
@@ -129,7 +129,7 @@ def test_currencies_are_never_added_up() -> None:
     assert [(labels["currency"], value) for labels, value in shown] == [("EUR", 2.0), ("USD", 1.0)]
 
 
-def test_whether_the_ledger_is_on_disk_and_adds_up_is_told() -> None:
+def test_state_saved_and_ledger_capacity_are_exported() -> None:
     view = snapshot()
     assert rows(view, "gpu_exporter_state_saved") == [({}, 1)]
     assert rows(view, "gpu_exporter_state_saved_timestamp_seconds") == [({}, NOW - 3)]
@@ -140,13 +140,13 @@ def test_whether_the_ledger_is_on_disk_and_adds_up_is_told() -> None:
     assert rows(in_memory, "gpu_exporter_state_saved_timestamp_seconds") == []
 
 
-def test_before_the_first_reading_was_metered_there_is_no_ledger_on_the_page() -> None:
+def test_ledger_series_are_absent_before_the_first_metered_reading() -> None:
     bare = changed(snapshot(), metering={"ledger": None})
     names = {family.name for family in families(bare, ExpositionOptions())}
     assert not {name for name in names if name.startswith("gpu_ledger_") or "state_saved" in name}
 
 
-def test_pods_beyond_the_series_limit_are_left_out_whole_and_counted_but_owners_never() -> None:
+def test_pods_beyond_the_series_limit_are_dropped_whole_but_owners_never_are() -> None:
     view = snapshot(exclusive())
     gauges, counters = 8, 6
     options = ExpositionOptions(series_limit=gauges + counters)
@@ -155,7 +155,7 @@ def test_pods_beyond_the_series_limit_are_left_out_whole_and_counted_but_owners_
     assert len(rows(view, "gpu_ledger_seconds_total", options)) == 7
 
 
-def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None:
+def test_accounts_differing_only_in_mode_or_model_are_separate_series() -> None:
     owner = Owner(namespace="a")
     accounts = {
         Account(owner=owner, model=model, mode=mode): Totals(seconds=ByState(unprofiled=1.0))
@@ -166,7 +166,7 @@ def test_two_accounts_that_differ_only_in_mode_or_model_are_two_series() -> None
     assert len(rows(view, "gpu_ledger_seconds_total")) == 6
 
 
-def test_each_ledger_adds_up_to_its_capacity_which_never_goes_back() -> None:
+def test_each_ledger_sums_to_its_capacity_and_never_decreases() -> None:
     """With owners that are not known when their ledger ends: another one takes them over."""
     ledgers, before = Ledgers(account_limit=3), dict[str, float]()
     for number in range(200):

@@ -35,7 +35,7 @@ def at(name: str, version: int, **changes: str) -> dict[str, Any]:
     return pod(name, resourceVersion=str(version), **changes)
 
 
-async def test_pods_are_listed_once_and_followed_by_one_watch(world: World) -> None:
+async def test_pods_are_listed_once_and_then_watched(world: World) -> None:
     async with following(world.client) as pods:
         assert (pods.known, pods.at_seconds, dict(pods.items)) == (False, None, {})
         await until(lambda: pods.known, "listed")
@@ -51,7 +51,7 @@ async def test_pods_are_listed_once_and_followed_by_one_watch(world: World) -> N
     await until(lambda: world.server.open_streams == 0, "the stream is closed when the follower ends")
 
 
-async def test_a_finished_pod_goes_and_another_of_its_name_comes(world: World) -> None:
+async def test_finished_pod_is_removed_and_a_new_pod_with_its_name_is_added(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         world.put(pod("a", phase="Succeeded"))
@@ -60,14 +60,14 @@ async def test_a_finished_pod_goes_and_another_of_its_name_comes(world: World) -
         await until(lambda: pods.items.get(A) == "second", "another pod of the name")
 
 
-async def test_a_pod_deleted_and_made_again_between_two_looks_is_the_new_one(world: World) -> None:
+async def test_pod_recreated_between_two_checks_has_the_new_uid(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         world.put(pod("a", uid="second"))
         await until(lambda: pods.items.get(A) == "second", "the new uid")
 
 
-async def test_a_change_of_nothing_that_is_read_is_no_new_version(world: World) -> None:
+async def test_change_to_an_unread_field_creates_no_new_version(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         items, seen = pods.items, pods.at_seconds
@@ -92,7 +92,7 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize(("fault", "reason"), TROUBLE.items())
-async def test_the_map_is_true_again_after_trouble_of_an_open_stream(world: World, fault: Fault, reason: str) -> None:
+async def test_map_recovers_after_each_fault_of_an_open_stream(world: World, fault: Fault, reason: str) -> None:
     async with following(world.client, silence_seconds=0.4) as pods:
         await until(lambda: pods.known and world.server.open_streams == 1, "watched")
         world.faults = {fault: 0.05}
@@ -117,7 +117,7 @@ AT_START = {
 
 
 @pytest.mark.parametrize(("fault", "reason"), AT_START.items())
-async def test_trouble_at_the_start_is_said_and_overcome(world: World, fault: Fault, reason: str) -> None:
+async def test_fault_at_start_is_reported_and_recovered(world: World, fault: Fault, reason: str) -> None:
     world.faults = {fault: 0}
     if fault is Fault.API_DOWN:
         await world.server.restart()
@@ -138,9 +138,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("fault", "reason"), REFUSALS.items())
-async def test_what_was_known_is_kept_while_a_server_that_came_back_refuses(
-    world: World, fault: Fault, reason: str
-) -> None:
+async def test_known_pods_are_kept_while_a_restarted_server_refuses(world: World, fault: Fault, reason: str) -> None:
     async with following(world.client, silence_seconds=0.2) as pods:
         await until(lambda: pods.known and world.server.open_streams == 1, "watched")
         world.faults = {fault: 0}
@@ -152,7 +150,7 @@ async def test_what_was_known_is_kept_while_a_server_that_came_back_refuses(
         await until(lambda: set(pods.items) == {B} and not pods.problem, "the truth")
 
 
-async def test_a_rotated_token_is_read_again_without_an_error(world: World) -> None:
+async def test_rotated_token_is_reloaded_without_an_error(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         world.faults = {Fault.API_UNAUTHORISED: 0}
@@ -163,7 +161,7 @@ async def test_a_rotated_token_is_read_again_without_an_error(world: World) -> N
         assert "unauthorised" not in pods.errors
 
 
-async def test_a_restarted_server_that_has_forgotten_its_history_is_listed_again(world: World) -> None:
+async def test_restarted_server_without_history_is_listed_again(world: World) -> None:
     async with following(world.client) as pods:
         await until(lambda: pods.known, "listed")
         await world.server.stop()
@@ -173,7 +171,7 @@ async def test_a_restarted_server_that_has_forgotten_its_history_is_listed_again
         assert pods.errors["gone"] == 1
 
 
-async def test_a_server_that_is_away_is_asked_ever_more_rarely(world: World) -> None:
+async def test_unreachable_server_is_retried_with_exponential_backoff(world: World) -> None:
     waits = Waits()
     async with following(world.client, sleep=waits, random=lambda: 1.0) as pods:
         await until(lambda: pods.known, "listed")
@@ -186,7 +184,7 @@ async def test_a_server_that_is_away_is_asked_ever_more_rarely(world: World) -> 
         assert "watch pods at http://127.0.0.1" in pods.problem
 
 
-async def test_waits_are_spread_over_the_whole_of_the_backoff(world: World) -> None:
+async def test_backoff_wait_is_random_within_its_whole_range(world: World) -> None:
     waits = Waits()
     await world.server.stop()
     async with following(world.client, sleep=waits, random=lambda: 0.25) as pods:
@@ -203,7 +201,7 @@ async def test_retry_after_is_obeyed(world: World) -> None:
         assert all(7 <= seconds <= 8 for seconds in waits.seconds)
 
 
-async def test_without_the_right_to_watch_the_list_is_polled_slowly_and_the_right_is_named(tmp_path: Path) -> None:
+async def test_missing_watch_right_is_reported_and_the_list_is_polled_slowly(tmp_path: Path) -> None:
     found = [pod("a")]
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -220,7 +218,7 @@ async def test_without_the_right_to_watch_the_list_is_polled_slowly_and_the_righ
         assert all(seconds >= 45 for seconds in waits.seconds)
 
 
-async def test_one_gone_lists_from_a_cache_and_more_of_them_list_consistently(tmp_path: Path) -> None:
+async def test_first_gone_lists_from_the_cache_and_later_ones_list_consistently(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             return await stream(request, [event("ERROR", api_server.expired(1, 2))])
@@ -237,7 +235,7 @@ async def test_one_gone_lists_from_a_cache_and_more_of_them_list_consistently(tm
     assert lists[:3] == ["0", "0", None]
 
 
-async def test_a_cache_that_is_behind_is_not_believed(tmp_path: Path) -> None:
+async def test_stale_cache_is_not_used(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             first = request.query["resourceVersion"] == "100"
@@ -253,7 +251,7 @@ async def test_a_cache_that_is_behind_is_not_believed(tmp_path: Path) -> None:
         assert requests[-1].query["resourceVersion"] == "130"
 
 
-async def test_a_bookmark_moves_the_place_where_the_next_watch_begins_and_a_clean_end_lists_nothing(
+async def test_bookmark_moves_the_watch_start_and_a_clean_end_does_not_list_again(
     tmp_path: Path,
 ) -> None:
     bookmark = {"kind": "Pod", "metadata": {"resourceVersion": "170", "creationTimestamp": None}}
@@ -272,7 +270,7 @@ async def test_a_bookmark_moves_the_place_where_the_next_watch_begins_and_a_clea
         assert (dict(pods.items), waits.seconds, pods.errors) == ({A: "uid-of-a"}, [], {})
 
 
-async def test_a_stream_that_always_ends_at_once_is_not_asked_for_without_pause(tmp_path: Path) -> None:
+async def test_streams_that_end_at_once_are_retried_with_backoff(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await stream(request, []) if "watch" in request.query else pod_list()
 
@@ -290,7 +288,7 @@ async def test_a_stream_that_always_ends_at_once_is_not_asked_for_without_pause(
     "line",
     [b"<html>\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ADDED","object":null}\n', b"[" * 100_000 + b"\n"],
 )
-async def test_an_event_that_is_no_event_is_counted_and_the_list_read_again(tmp_path: Path, line: bytes) -> None:
+async def test_invalid_event_is_counted_and_causes_a_new_list(tmp_path: Path, line: bytes) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
             return pod_list(at("a", 90))
@@ -304,7 +302,7 @@ async def test_an_event_that_is_no_event_is_counted_and_the_list_read_again(tmp_
 
 
 @pytest.mark.parametrize("body", ["{}", "[]", "null", '{"items": 3}', '{"kind": "Status"}', "<html>", '{"items": []}'])
-async def test_a_list_that_is_no_list_is_garbage(tmp_path: Path, body: str) -> None:
+async def test_invalid_list_is_counted_as_garbage(tmp_path: Path, body: str) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return web.Response(text=body, content_type="application/json")
 
@@ -313,7 +311,7 @@ async def test_a_list_that_is_no_list_is_garbage(tmp_path: Path, body: str) -> N
         assert not pods.known
 
 
-async def test_a_list_without_any_item_is_an_answer(tmp_path: Path) -> None:
+async def test_empty_list_is_a_valid_answer(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             return await stream(request, [], hold=True)
@@ -324,7 +322,7 @@ async def test_a_list_without_any_item_is_an_answer(tmp_path: Path) -> None:
         assert dict(pods.items) == {}
 
 
-async def test_an_object_that_nobody_thought_of_ends_nothing_and_is_told(world: World) -> None:
+async def test_unexpected_parser_error_is_reported_and_recovered(world: World) -> None:
     def parse(shown: dict[str, Any]) -> str:
         return str(1 / (shown["metadata"]["name"] != "b"))
 
@@ -338,7 +336,7 @@ async def test_an_object_that_nobody_thought_of_ends_nothing_and_is_told(world: 
         await until(lambda: set(pods.items) == {A, C} and not pods.problem, "all is well without it")
 
 
-async def test_a_clock_that_differs_from_the_server_s_is_told_once_and_no_reason_not_to_go_on(world: World) -> None:
+async def test_clock_skew_is_reported_once_and_watching_continues(world: World) -> None:
     ahead = SimpleNamespace(seconds=40.0)
     async with following(world.client, clock=lambda: time.time() + ahead.seconds, lifetime_seconds=(1, 1)) as pods:
         await until(lambda: world.server.requests["watch pods"] >= 2, "renewed")
@@ -351,7 +349,7 @@ async def test_a_clock_that_differs_from_the_server_s_is_told_once_and_no_reason
         assert pods.errors == {"clock_skew": 1}
 
 
-async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_as_it_was(tmp_path: Path) -> None:
+async def test_unparsable_object_is_skipped_and_its_known_version_stays(tmp_path: Path) -> None:
     def broken(name: str, version: int) -> dict[str, Any]:
         return {"metadata": {"namespace": "ml", "name": name, "resourceVersion": str(version)}}  # no uid
 
@@ -368,7 +366,7 @@ async def test_an_object_that_cannot_be_parsed_is_skipped_and_a_known_one_stays_
         assert pods.errors == {"unparsable": 4}
 
 
-async def test_a_proxy_that_answers_whole_pods_is_understood(tmp_path: Path) -> None:
+async def test_proxy_answering_with_whole_pods_is_supported(tmp_path: Path) -> None:
     async with World(tmp_path, metadata_forms=False) as world, following(world.client) as pods:
         world.put(pod("a"))
         await until(lambda: A in pods.items, "listed or watched")
@@ -388,7 +386,7 @@ async def test_lines_as_long_as_the_largest_object_are_read(world: World) -> Non
         await until(lambda: set(pods.items) == {A, B, C}, "listed")
 
 
-async def test_a_line_longer_than_any_object_leads_to_a_new_list(tmp_path: Path) -> None:
+async def test_line_longer_than_any_object_causes_a_new_list(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         lists = len([one for one in requests if "watch" not in one.query])
         if "watch" not in request.query:
@@ -401,7 +399,7 @@ async def test_a_line_longer_than_any_object_leads_to_a_new_list(tmp_path: Path)
         assert pods.errors == {"too_large": 1}
 
 
-async def test_a_silent_stream_is_made_again_from_where_it_was(world: World) -> None:
+async def test_silent_stream_is_reopened_at_its_last_version(world: World) -> None:
     async with following(world.client, silence_seconds=0.3) as pods:
         await until(lambda: pods.known and world.server.open_streams == 1, "watched")
         world.faults = {Fault.API_SILENT: 0}
@@ -412,7 +410,7 @@ async def test_a_silent_stream_is_made_again_from_where_it_was(world: World) -> 
     assert world.server.requests["list pods"] == 1
 
 
-async def test_a_quiet_watch_is_renewed_and_is_no_error(tmp_path: Path) -> None:
+async def test_quiet_watch_is_renewed_without_an_error(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await stream(request, [], hold=True) if "watch" in request.query else pod_list(at("a", 90))
 
@@ -443,7 +441,7 @@ async def test_a_watch_is_renewed_after_a_random_time_within_its_bounds(world: W
         assert (world.server.requests["list pods"], pods.errors, pods.problem) == (1, {}, "")
 
 
-async def test_what_is_lost_for_longer_than_the_caller_minds_is_not_known(world: World) -> None:
+async def test_pods_are_unknown_after_keep_seconds_without_a_server(world: World) -> None:
     now = SimpleNamespace(seconds=1e9)
     async with following(world.client, clock=lambda: now.seconds, keep_seconds=300) as pods:
         await until(lambda: pods.known and world.server.open_streams == 1, "watched")
@@ -475,7 +473,7 @@ STATES = st.dictionaries(NAMES, st.tuples(st.sampled_from(["u1", "u2"]), st.samp
 
 
 @given(st.lists(STATES, max_size=12))
-def test_events_give_the_map_that_a_list_would_have_given(states: list[dict[str, tuple[str, str]]]) -> None:
+def test_events_give_the_same_map_as_a_list(states: list[dict[str, tuple[str, str]]]) -> None:
     store, pods = Store(), offline()
     wanted = api_server.selector("pods", SELECTOR["fieldSelector"])
     for state in states:

@@ -99,7 +99,7 @@ def agent() -> Iterator[AgentProcess]:
 
 
 @pytest.mark.parametrize("arguments", CROWDS.values(), ids=CROWDS.keys())
-def test_another_scraper_gets_its_page_and_samples_go_on(agent: AgentProcess, arguments: tuple[str, ...]) -> None:
+def test_scrapes_and_samples_continue_under_each_kind_of_load(agent: AgentProcess, arguments: tuple[str, ...]) -> None:
     before = len(agent.lines)
     with crowd(agent.port, *arguments) as process:
         pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}")
@@ -111,7 +111,7 @@ def test_another_scraper_gets_its_page_and_samples_go_on(agent: AgentProcess, ar
     assert len(agent.lines) - before <= 1, agent.lines[before:]
 
 
-async def test_fifty_scrapers_at_once_get_the_same_whole_page_of_a_snapshot(agent: AgentProcess) -> None:
+async def test_fifty_concurrent_scrapers_get_the_same_whole_page_of_a_snapshot(agent: AgentProcess) -> None:
     async def scrape() -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", agent.port, limit=1 << 22)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n")
@@ -134,7 +134,7 @@ async def test_fifty_scrapers_at_once_get_the_same_whole_page_of_a_snapshot(agen
     assert all(len(pages) == 1 for pages in by_snapshot.values())
 
 
-def test_odd_requests_are_answered_or_cut_and_nothing_of_them_is_in_the_log(agent: AgentProcess) -> None:
+def test_odd_requests_are_answered_or_closed_and_not_logged(agent: AgentProcess) -> None:
     before = len(agent.lines)
     with crowd(agent.port, "odd", "--count", "300", "--rate", "600") as process:
         pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}")
@@ -158,7 +158,7 @@ def test_odd_requests_are_answered_or_cut_and_nothing_of_them_is_in_the_log(agen
     assert len(agent.lines) - before <= 1, agent.lines[before:]
 
 
-def test_what_was_done_to_clients_is_counted(agent: AgentProcess) -> None:
+def test_dropped_connections_are_counted(agent: AgentProcess) -> None:
     counter = 'gpu_exporter_errors_total{part="http",reason="made_way"}'
     with crowd(agent.port, *CROWDS["silent"]):
         before = agent.series().get(counter, 0)
@@ -166,7 +166,7 @@ def test_what_was_done_to_clients_is_counted(agent: AgentProcess) -> None:
 
 
 @pytest.mark.parametrize("descriptors", [256, 40])
-def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need(descriptors: int) -> None:
+def test_flood_leaves_the_agent_the_descriptors_for_its_sources(descriptors: int) -> None:
     few = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=few) as agent:
         agent.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
@@ -189,7 +189,7 @@ def test_a_flood_leaves_the_agent_the_descriptors_that_its_sources_need(descript
 
 
 @pytest.mark.parametrize("kind", ["begins", "hello"])
-def test_connections_that_do_not_get_through_with_tls_do_not_keep_others_out(tmp_path: Path, kind: str) -> None:
+def test_incomplete_tls_connections_do_not_block_other_clients(tmp_path: Path, kind: str) -> None:
     certificates = make_certificates(tmp_path)
     path = web_file(tmp_path, tls={})
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", "--web-config", str(path)) as agent:
@@ -199,7 +199,7 @@ def test_connections_that_do_not_get_through_with_tls_do_not_keep_others_out(tmp
         assert not [line for line in agent.lines if "Traceback" in line or "SSL" in line]
 
 
-def test_the_service_is_within_its_limits_too(tmp_path: Path) -> None:
+def test_service_stays_within_its_limits_under_load(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(log, "--prometheus", "http://127.0.0.1:9", ready=False) as (process, url):
         port = int(url.rpartition(":")[2])

@@ -60,7 +60,7 @@ async def looking_up(
         await server.stop()
 
 
-async def test_what_is_wanted_is_read_once_and_forgotten_when_it_is_not_kept(tmp_path: Path) -> None:
+async def test_wanted_object_is_read_once_and_forgotten_when_no_longer_kept(tmp_path: Path) -> None:
     async with looking_up(tmp_path) as names:
         names.lookups.want("a")
         await names.until(lambda: names.lookups.items == {"a": "a"})
@@ -73,7 +73,7 @@ async def test_what_is_wanted_is_read_once_and_forgotten_when_it_is_not_kept(tmp
         assert names.server.requests["get namespace"] == 2
 
 
-async def test_what_changes_is_read_again_after_a_while(tmp_path: Path) -> None:
+async def test_changed_object_is_read_again_after_the_renewal_time(tmp_path: Path) -> None:
     async with looking_up(tmp_path, renew_seconds=0.05) as names:
         names.lookups.want("a")
         await names.until(lambda: names.lookups.items)
@@ -87,7 +87,7 @@ async def test_what_changes_is_read_again_after_a_while(tmp_path: Path) -> None:
         assert names.lookups.errors["not_found"] == 1, "what is gone is not asked for at every turn"
 
 
-async def test_what_is_refused_is_given_up_and_asked_for_again_when_rights_may_have_changed(tmp_path: Path) -> None:
+async def test_refused_lookup_is_given_up_and_retried_later(tmp_path: Path) -> None:
     async with looking_up(tmp_path, refused_seconds=0.05) as names:
         names.server.forbidden.add("namespace")
         names.lookups.want("a")
@@ -101,7 +101,7 @@ async def test_what_is_refused_is_given_up_and_asked_for_again_when_rights_may_h
         assert names.lookups.problem is None
 
 
-async def test_an_outage_is_met_by_one_question_at_a_time(tmp_path: Path) -> None:
+async def test_outage_causes_one_request_at_a_time(tmp_path: Path) -> None:
     async with looking_up(tmp_path) as names:
         names.cluster.faults = {Fault.API_ERROR: 0.0}
         names.lookups.keep(["a", "b", "c"])
@@ -118,7 +118,7 @@ async def test_an_outage_is_met_by_one_question_at_a_time(tmp_path: Path) -> Non
         assert names.lookups.problem is None
 
 
-async def test_an_object_that_is_not_ready_is_asked_for_again_and_given_up_at_last(tmp_path: Path) -> None:
+async def test_object_without_labels_is_read_again_and_given_up_after_the_patience(tmp_path: Path) -> None:
     async with looking_up(tmp_path) as names:
         names.cluster.add_namespace("a", labels={})
         names.lookups.want("a")

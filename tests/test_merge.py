@@ -74,7 +74,7 @@ def of(number: int, values: Values | None = None, **facts: object) -> GpuReading
     return GpuReading(gpu=gpu(number), values=values or {}, **facts)  # type: ignore[arg-type] # as above
 
 
-def test_dcgm_adds_what_nvml_did_not_measure_and_nothing_else() -> None:
+def test_dcgm_adds_only_fields_that_nvml_did_not_measure() -> None:
     nvml = reading("nvml", of(0, {UTIL: 40, POWER: 300.0}))
     dcgm = reading("dcgm", of(0, {UTIL: 99, ENGINE: 0.4}, profiling=ProfilingState.RUNNING), dcgm_version="4.6.0")
     one = joined(nvml, dcgm)
@@ -83,7 +83,7 @@ def test_dcgm_adds_what_nvml_did_not_measure_and_nothing_else() -> None:
     assert (both.profiling, one.dcgm_version, one.source) == (ProfilingState.RUNNING, "4.6.0", "nvml")
 
 
-def test_without_nvml_dcgm_is_used_whole_and_says_so() -> None:
+def test_dcgm_reading_is_used_whole_and_marked_without_nvml() -> None:
     dcgm = reading("dcgm", of(0, {UTIL: 99}, instances=(part(1, {ENGINE: 0.5}),)))
     (alone,) = joined(None, dcgm).gpus
     assert (alone.from_dcgm, alone.instances[0].from_dcgm) == (frozenset({UTIL}), frozenset({ENGINE}))
@@ -91,13 +91,13 @@ def test_without_nvml_dcgm_is_used_whole_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in DeviceState if state is not DeviceState.UP])
-def test_a_gpu_that_nvml_has_lost_is_lost_whatever_dcgm_still_tells_of_it(state: DeviceState) -> None:
+def test_gpu_lost_in_nvml_stays_lost_despite_dcgm_values(state: DeviceState) -> None:
     lost = of(0, state=state, reason="gpu_is_lost")
     dcgm = reading("dcgm", of(0, {UTIL: 5, ENGINE: 0.1}, profiling=ProfilingState.RUNNING))
     assert joined(reading("nvml", lost), dcgm).gpus == (lost,)
 
 
-def test_nvml_says_what_is_there_who_runs_and_what_went_wrong() -> None:
+def test_nvml_decides_identity_processes_xids_and_errors() -> None:
     process = ProcessUse(pid=10)
     theirs = GpuReading(gpu=gpu(0, index=5, model="GRID"), values={ENGINE: 0.5}, processes=(ProcessUse(pid=99),))
     event = XidEvent(uuid="GPU-0", xid=31, at_seconds=1.0)
@@ -107,7 +107,7 @@ def test_nvml_says_what_is_there_who_runs_and_what_went_wrong() -> None:
     assert (one.xids, one.errors) == ((), {"a": 1})
 
 
-def test_texts_that_only_dcgm_has_are_added_and_nvml_s_stay() -> None:
+def test_dcgm_adds_missing_texts_and_nvml_texts_stay() -> None:
     chassis, serial = Field(30_001), Field.SERIAL
     ours = GpuReading(gpu=replace(gpu(0), labels={serial: "1"}))
     theirs = GpuReading(gpu=replace(gpu(0), labels={serial: "one", chassis: "C7"}))
@@ -115,7 +115,7 @@ def test_texts_that_only_dcgm_has_are_added_and_nvml_s_stay() -> None:
     assert both.gpu.labels == {serial: "1", chassis: "C7"}
 
 
-def test_an_instance_gets_its_own_values_by_uuid_and_not_by_number() -> None:
+def test_instance_values_are_matched_by_uuid_not_by_number() -> None:
     nvml = reading("nvml", GpuReading(gpu=gpu(0, mig=True), instances=(part(7, {Field.FB_USED: 9}), part(8))))
     renamed = MigReading(instance=part(9).instance, values={ENGINE: 0.9})
     dcgm = reading("dcgm", GpuReading(gpu=gpu(0, mig=True), instances=(part(7, {ENGINE: 0.7}), renamed)))
@@ -124,14 +124,14 @@ def test_an_instance_gets_its_own_values_by_uuid_and_not_by_number() -> None:
     assert dict(eight.values) == {}
 
 
-def test_instances_that_nvml_does_not_list_are_dcgm_s_where_nvml_lists_none_of_a_partitioned_gpu() -> None:
+def test_dcgm_instances_are_used_if_nvml_lists_none_of_a_partitioned_gpu() -> None:
     dcgm = reading("dcgm", GpuReading(gpu=gpu(0, mig=True), instances=(part(7, {ENGINE: 0.7}),)))
     for mig, expected in ((True, ["MIG-7"]), (False, [])):
         one = joined(reading("nvml", GpuReading(gpu=gpu(0, mig=mig))), dcgm)
         assert [part.instance.uuid for part in one.gpus[0].instances] == expected
 
 
-def test_a_gpu_that_only_dcgm_knows_is_added_under_an_index_that_nobody_has() -> None:
+def test_gpu_known_only_to_dcgm_is_added_with_a_free_index() -> None:
     nvml = reading("nvml", of(0), of(1))
     dcgm = reading("dcgm", of(0), GpuReading(gpu=gpu(7, index=1), values={UTIL: 3}))
     one = joined(nvml, dcgm)
@@ -139,7 +139,7 @@ def test_a_gpu_that_only_dcgm_knows_is_added_under_an_index_that_nobody_has() ->
     assert one.gpus[2].from_dcgm == {UTIL}
 
 
-def test_a_gpu_that_only_dcgm_remembers_is_not_added() -> None:
+def test_missing_or_lost_gpu_of_dcgm_is_not_added() -> None:
     assert len(joined(reading("nvml", of(0)), reading("dcgm", of(0), of(1))).gpus) == 1
     lost = of(1, state=DeviceState.LOST, reason="gpu_is_lost")
     assert joined(reading("nvml", of(0)), reading("dcgm", of(0), lost)).gpus[1] == lost
@@ -147,14 +147,14 @@ def test_a_gpu_that_only_dcgm_remembers_is_not_added() -> None:
     assert len(joined(reading("nvml", of(0)), reading("dcgm", of(0), removed)).gpus) == 1
 
 
-def test_an_engine_of_another_machine_adds_nothing() -> None:
+def test_dcgm_of_another_machine_adds_nothing() -> None:
     nvml, other = reading("nvml", of(0, {UTIL: 3})), reading("dcgm", of(5, {UTIL: 4}), dcgm_version="4.6.0")
     assert joined(nvml, other) == nvml
     assert not of_one_machine(nvml, other)
     assert of_one_machine(reading("nvml"), other), "an NVML without GPUs says nothing against the engine's"
 
 
-def test_while_nvml_is_away_gpus_go_on_under_the_identities_that_it_gave() -> None:
+def test_gpus_keep_their_nvml_identities_while_nvml_is_unavailable() -> None:
     before = GpuReading(gpu=gpu(0, mig=True), instances=(part(1, profile_id=19),))
     _, memory = merge(reading("nvml", before, driver_version="590"), None)
     theirs = GpuReading(gpu=gpu(0, index=4, model="GRID", mig=True), instances=(part(1, {ENGINE: 0.5}), part(2)))
@@ -166,7 +166,7 @@ def test_while_nvml_is_away_gpus_go_on_under_the_identities_that_it_gave() -> No
     assert (one.instances[0].from_dcgm, now.driver_version, now.source) == (frozenset({ENGINE}), "590", "dcgm")
 
 
-def test_a_gpu_that_dcgm_never_knew_is_not_missing_because_nvml_is_away() -> None:
+def test_gpu_unknown_to_dcgm_stays_present_while_nvml_is_unavailable() -> None:
     lost = of(2, state=DeviceState.LOST, reason="gpu_is_lost")
     before = reading("nvml", of(0), of(1, {UTIL: 5}, instances=(part(1, {ENGINE: 1.0}),)), lost, of(3))
     _, memory = merge(before, reading("dcgm", of(0), of(3)))
@@ -202,7 +202,7 @@ def gpus(draw: st.DrawFn) -> tuple[GpuReading, ...]:
 
 
 @given(ours=gpus(), theirs=gpus())
-def test_no_value_is_lost_or_invented_and_identities_are_nvml_s(
+def test_merge_keeps_every_value_and_the_identities_of_nvml(
     ours: tuple[GpuReading, ...], theirs: tuple[GpuReading, ...]
 ) -> None:
     nvml, dcgm = reading("nvml", *ours), reading("dcgm", *theirs)

@@ -49,7 +49,7 @@ def with_dra(cluster: Cluster, version: str = "v1", *, admin: bool = False) -> N
     )
 
 
-async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(cluster: Cluster, tmp_path: Path) -> None:
+async def test_pod_owner_namespace_team_and_node_are_read(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         metadata = reader.metadata
         reader.note(whole_gpu("train-0"))
@@ -66,7 +66,7 @@ async def test_a_pod_s_owner_and_its_namespace_s_team_and_the_node_are_read(clus
         assert reader.server.without_token == 0
 
 
-async def test_cost_labels_are_read_of_the_pod_and_its_namespace(cluster: Cluster, tmp_path: Path) -> None:
+async def test_cost_labels_are_read_from_the_pod_and_its_namespace(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_pod("llm-0", labels={"project": "llm", "user": "anna"})
     cluster.add_namespace("ml", labels={"project": "default", "example.com/cost-center": "42"})
     rules = OwnerRules(team_keys=("team",), cost_labels=("project", "example.com/cost-center"))
@@ -88,7 +88,7 @@ async def test_evidence_is_the_same_object_until_something_changes(cluster: Clus
         assert set(reader.metadata.evidence(cluster.now).pods) == {("ml", "train-0"), ("ml", "train-1")}
 
 
-async def test_before_the_api_answered_no_pod_is_known_and_none_has_ended(cluster: Cluster, tmp_path: Path) -> None:
+async def test_no_pod_is_known_or_ended_before_the_first_api_answer(cluster: Cluster, tmp_path: Path) -> None:
     cluster.faults = {Fault.API_ERROR: 0}
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("train-0"))
@@ -105,7 +105,7 @@ async def test_before_the_api_answered_no_pod_is_known_and_none_has_ended(cluste
         await reader.until(lambda: not reader.metadata.status.problem)
 
 
-async def test_an_outage_is_told_once_and_what_was_read_stays(cluster: Cluster, tmp_path: Path) -> None:
+async def test_outage_is_reported_once_and_known_metadata_stays(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
         cluster.faults = {Fault.API_DOWN: 0}
@@ -125,7 +125,7 @@ async def test_an_outage_is_told_once_and_what_was_read_stays(cluster: Cluster, 
         assert reader.metadata.status.known
 
 
-async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
+async def test_pod_that_finishes_while_listed_by_the_kubelet_has_ended_at_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     async with reading(cluster, tmp_path) as reader:
@@ -146,7 +146,7 @@ async def test_a_pod_that_finishes_while_the_kubelet_lists_it_has_ended_at_once(
         assert reader.metadata.evidence(cluster.now).ended == frozenset()
 
 
-async def test_a_pod_that_the_api_never_had_stays_a_holder(cluster: Cluster, tmp_path: Path) -> None:
+async def test_pod_unknown_to_the_api_stays_a_holder(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("static-without-mirror"))
         await reader.until(lambda: reader.metadata.status.known)
@@ -159,9 +159,7 @@ async def test_a_pod_that_the_api_never_had_stays_a_holder(cluster: Cluster, tmp
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_a_pod_that_finished_before_the_agent_started_has_ended(
-    cluster: Cluster, tmp_path: Path, phase: str
-) -> None:
+async def test_pod_finished_before_the_agent_start_has_ended(cluster: Cluster, tmp_path: Path, phase: str) -> None:
     cluster.add_pod("done-0", phase=phase)
     async with reading(cluster, tmp_path) as reader:
         reader.note(whole_gpu("done-0"))
@@ -183,7 +181,7 @@ async def test_an_incomplete_list_ends_no_pod(cluster: Cluster, tmp_path: Path) 
         assert "--node-name is 'n1'" in reader.metadata.status.problem
 
 
-async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: Cluster, tmp_path: Path) -> None:
+async def test_new_pod_with_the_same_name_has_its_own_uid_and_owner(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
         cluster.add_pod("train-0", uid="second")
@@ -191,7 +189,7 @@ async def test_another_pod_of_the_same_name_has_its_own_uid_and_owner(cluster: C
         assert reader.metadata.facts("ml", "train-0").owner.kind == "Pod"
 
 
-async def test_what_was_read_of_a_pod_goes_some_time_after_it(cluster: Cluster, tmp_path: Path) -> None:
+async def test_metadata_of_a_deleted_pod_is_freed_after_some_time(cluster: Cluster, tmp_path: Path) -> None:
     def remembered() -> set[str]:
         objects = [one for one in gc.get_objects() if isinstance(one, PodMetadata)]
         return {one.uid for one in objects if one.uid.startswith("uid-short-")}
@@ -212,7 +210,7 @@ async def test_what_was_read_of_a_pod_goes_some_time_after_it(cluster: Cluster, 
         assert remembered() == set()
 
 
-async def test_facts_wait_for_the_namespace_but_not_without_end(cluster: Cluster, tmp_path: Path) -> None:
+async def test_facts_wait_for_the_namespace_for_a_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.status.known)
         cluster.faults = {Fault.API_DOWN: 0}
@@ -225,7 +223,7 @@ async def test_facts_wait_for_the_namespace_but_not_without_end(cluster: Cluster
         assert reader.metadata.facts("ml", "train-0").owner == Owner(namespace="ml", kind="Job", name="train")
 
 
-async def test_without_the_teams_of_namespaces_none_is_asked_for(cluster: Cluster, tmp_path: Path) -> None:
+async def test_namespaces_are_not_read_without_namespace_teams(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, namespace_teams=False) as reader:
         reader.note(whole_gpu("train-0"))
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
@@ -233,9 +231,7 @@ async def test_without_the_teams_of_namespaces_none_is_asked_for(cluster: Cluste
         assert reader.server.requests["get namespace"] == 0
 
 
-async def test_pods_of_which_the_kubelet_lists_no_device_have_their_namespace_read_when_asked_for(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_namespace_of_a_pod_without_kubelet_devices_is_read_on_demand(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_pod("fraction-0", namespace="shared")
     cluster.add_namespace("shared", labels={"team": "nlp"})
     async with reading(cluster, tmp_path) as reader:
@@ -245,7 +241,7 @@ async def test_pods_of_which_the_kubelet_lists_no_device_have_their_namespace_re
         assert reader.metadata.facts("shared", "fraction-0").owner.team == "nlp"
 
 
-async def test_a_namespace_that_is_gone_has_no_team(cluster: Cluster, tmp_path: Path) -> None:
+async def test_deleted_namespace_has_no_team(cluster: Cluster, tmp_path: Path) -> None:
     cluster.namespaces.clear()
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
@@ -259,7 +255,9 @@ def lacking(*resources: str) -> Any:  # noqa: ANN401 - what ``reading`` takes
     return before
 
 
-async def test_without_the_right_to_list_pods_all_else_is_read(cluster: Cluster, tmp_path: Path) -> None:
+async def test_missing_right_to_list_pods_is_reported_and_the_node_is_still_read(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     async with reading(cluster, tmp_path, before=lacking("pods")) as reader:
         reader.note(whole_gpu("train-0"))
         await reader.until(lambda: reader.metadata.node_facts and reader.metadata.status.problem)
@@ -268,9 +266,7 @@ async def test_without_the_right_to_list_pods_all_else_is_read(cluster: Cluster,
         assert reader.metadata.evidence(cluster.now).pods is None
 
 
-async def test_without_the_right_to_get_nodes_and_namespaces_owners_are_known_all_the_same(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_owners_are_known_without_rights_to_nodes_and_namespaces(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, before=lacking("node", "namespace")) as reader:
         reader.note(whole_gpu("train-0"))
         await reader.until(lambda: reader.metadata.facts("ml", "train-0"))
@@ -282,7 +278,7 @@ async def test_without_the_right_to_get_nodes_and_namespaces_owners_are_known_al
         assert "get on resource namespaces" in reader.metadata.status.problem
 
 
-async def test_a_node_name_that_is_not_in_the_cluster_is_a_problem(cluster: Cluster, tmp_path: Path) -> None:
+async def test_unknown_node_name_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path, node="mistyped") as reader:
         await reader.until(lambda: "node_not_found" in reader.metadata.errors)
         await reader.until(lambda: "no node 'mistyped', the value of --node-name" in reader.metadata.status.problem)
@@ -294,7 +290,7 @@ async def test_a_node_name_that_is_not_in_the_cluster_is_a_problem(cluster: Clus
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
-async def test_claims_and_slices_are_read_once_a_claimed_device_was_seen(
+async def test_claims_and_slices_are_read_once_a_claimed_device_appears(
     cluster: Cluster, tmp_path: Path, version: str
 ) -> None:
     with_dra(cluster, version, admin=True)
@@ -315,7 +311,7 @@ async def test_claims_and_slices_are_read_once_a_claimed_device_was_seen(
         assert reader.server.requests["get resourceclaim"] == 1
 
 
-async def test_an_api_version_that_is_no_longer_served_is_found_again(cluster: Cluster, tmp_path: Path) -> None:
+async def test_unserved_api_version_is_discovered_again(cluster: Cluster, tmp_path: Path) -> None:
     with_dra(cluster, "v1beta2", admin=True)
     async with reading(cluster, tmp_path) as reader:
         reader.note(claimed("train-0"))
@@ -334,7 +330,7 @@ async def test_an_api_version_that_is_no_longer_served_is_found_again(cluster: C
         assert reader.metadata.errors["slices_not_found"] + reader.metadata.errors["claim_not_found"] > 0
 
 
-async def test_a_cluster_without_dra_is_asked_once(cluster: Cluster, tmp_path: Path) -> None:
+async def test_cluster_without_dra_is_queried_once(cluster: Cluster, tmp_path: Path) -> None:
     async with reading(cluster, tmp_path) as reader:
         reader.note(claimed("train-0"))
         await reader.until(lambda: not reader.metadata.evidence(cluster.now).reads_claims)
@@ -342,7 +338,7 @@ async def test_a_cluster_without_dra_is_asked_once(cluster: Cluster, tmp_path: P
         assert reader.metadata.status.problem == ""
 
 
-async def test_without_rights_to_claims_and_slices_the_kubelet_s_word_counts(cluster: Cluster, tmp_path: Path) -> None:
+async def test_kubelet_claims_count_without_rights_to_claims_and_slices(cluster: Cluster, tmp_path: Path) -> None:
     with_dra(cluster)
     async with reading(cluster, tmp_path, before=lacking("resourceclaim", "resourceslices")) as reader:
         reader.note(claimed("train-0"))
@@ -355,9 +351,7 @@ async def test_without_rights_to_claims_and_slices_the_kubelet_s_word_counts(clu
         assert "list on resource resourceslices" in reader.metadata.status.problem
 
 
-async def test_a_claim_of_the_same_name_that_was_made_since_is_not_the_one_that_is_held(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_recreated_claim_with_the_same_name_is_not_the_held_claim(cluster: Cluster, tmp_path: Path) -> None:
     with_dra(cluster)
     async with reading(cluster, tmp_path) as reader:
         before = "99999999-2222-3333-4444-555555555555"
@@ -368,9 +362,7 @@ async def test_a_claim_of_the_same_name_that_was_made_since_is_not_the_one_that_
         assert reader.metadata.evidence(cluster.now).claims == {}
 
 
-async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_is_found_by_its_name(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_claim_without_uid_in_the_kubelet_answer_is_found_by_name(cluster: Cluster, tmp_path: Path) -> None:
     with_dra(cluster, admin=True)
     async with reading(cluster, tmp_path) as reader:
         monitoring = claimed("train-0", uid="")
@@ -379,7 +371,7 @@ async def test_a_claim_without_a_uid_in_the_kubelet_s_answer_is_found_by_its_nam
         assert list(join.claimed_entries(monitoring, reader.metadata.evidence(cluster.now))) == []
 
 
-async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+async def test_invalid_or_oversized_labels_do_not_affect_other_metadata(cluster: Cluster, tmp_path: Path) -> None:
     cluster.add_pod(
         "odd-0", labels={"team": "\ud83d\ud83d", "app": "x" * 4096, "n": 5}, annotations={"team": "é" * 70000}
     )
@@ -391,7 +383,7 @@ async def test_labels_that_are_not_utf_8_or_far_too_long_cost_nothing_else(clust
         assert reader.metadata.status.problem == ""
 
 
-async def test_clocks_that_differ_are_remarked(cluster: Cluster, tmp_path: Path) -> None:
+async def test_clock_skew_is_reported_as_a_remark(cluster: Cluster, tmp_path: Path) -> None:
     cluster.now = time.time() + 3600.0
     async with reading(cluster, tmp_path) as reader:
         await reader.until(lambda: reader.metadata.status.remark)
@@ -405,7 +397,7 @@ async def test_clocks_that_differ_are_remarked(cluster: Cluster, tmp_path: Path)
         assert (reader.metadata.status.remark, reader.metadata.errors) == ("", {})
 
 
-async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_agent(
+async def test_unexpected_error_stops_one_lookup_for_a_while_and_not_the_agent(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     divisors = [1.0]
@@ -428,7 +420,7 @@ async def test_what_nobody_thought_of_costs_one_part_for_a_while_and_not_the_age
         assert metadata.status.known
 
 
-async def test_the_first_question_waits_for_a_random_part_of_the_jitter(cluster: Cluster, tmp_path: Path) -> None:
+async def test_first_request_waits_for_the_start_jitter(cluster: Cluster, tmp_path: Path) -> None:
     began = time.monotonic()
     async with reading(cluster, tmp_path, start_jitter_seconds=4.0) as reader:
         await reader.until(lambda: reader.server.requests)

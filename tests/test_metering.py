@@ -84,11 +84,11 @@ def seconds(view: LedgerView, owner: Owner) -> tuple[float, float, float]:
 ML = Owner(namespace="ml")
 
 
-def test_before_the_first_sample_nothing_is_shown() -> None:
+def test_ledger_is_absent_before_the_first_sample() -> None:
     assert started().ledger_view(0.0) is None
 
 
-def test_without_a_state_directory_memory_is_shown_and_nothing_is_wrong() -> None:
+def test_memory_only_ledger_without_state_directory_is_no_problem() -> None:
     metering = started()
     sample(metering, 0.0)
     sample(metering, 1.0)
@@ -98,7 +98,7 @@ def test_without_a_state_directory_memory_is_shown_and_nothing_is_wrong() -> Non
     assert (view.saved_at_seconds, view.state_problem) == (None, "")
 
 
-def test_what_is_shown_is_what_has_been_saved_and_not_a_second_more(tmp_path: Path) -> None:
+def test_ledger_view_shows_exactly_the_saved_seconds(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -119,7 +119,7 @@ def test_what_is_shown_is_what_has_been_saved_and_not_a_second_more(tmp_path: Pa
     assert shown(started(tmp_path, steady=7.0), 7.0).accounts == view.accounts
 
 
-def test_a_restart_in_the_same_boot_charges_the_time_between_as_unknown_to_who_held_throughout(tmp_path: Path) -> None:
+def test_gap_of_a_restart_is_unknown_time_of_the_continuous_holder(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     sample(metering, 1.0)
@@ -135,7 +135,7 @@ def test_a_restart_in_the_same_boot_charges_the_time_between_as_unknown_to_who_h
     assert view.started_at_seconds == NOON
 
 
-def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tmp_path: Path) -> None:
+def test_late_sample_before_a_restart_counts_no_second_twice(tmp_path: Path) -> None:
     first = started(tmp_path)
     for steady in (1.0, 3.0, 2.0):
         sample(first, steady)
@@ -146,7 +146,7 @@ def test_a_sample_that_came_late_before_a_restart_makes_no_second_count_twice(tm
     assert shown(second, 4.0).capacity_seconds == 3.0
 
 
-def test_energy_of_a_gap_in_which_the_driver_was_loaded_again_is_unknown(tmp_path: Path) -> None:
+def test_energy_of_a_gap_with_a_driver_reload_is_unknown(tmp_path: Path) -> None:
     counter = Field.TOTAL_ENERGY_CONSUMPTION
     metering = started(tmp_path)
     for second, millijoules in ((0.0, 900_000_000), (1.0, 900_300_000), (621.0, 3_000_000), (622.0, 3_300_000)):
@@ -158,7 +158,7 @@ def test_energy_of_a_gap_in_which_the_driver_was_loaded_again_is_unknown(tmp_pat
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("reloads", [False, True])
-def test_energy_over_a_gap_is_measured_only_if_one_driver_counted_it(
+def test_energy_over_a_gap_is_measured_only_with_the_same_loaded_driver(
     tmp_path: Path, *, reloads: bool, restarts: bool
 ) -> None:
     """The counter of the driver that was loaded again is higher than the old one's was."""
@@ -187,11 +187,11 @@ def test_energy_over_a_gap_is_measured_only_if_one_driver_counted_it(
     assert (totals.energy_joules, totals.energy_unknown_seconds) == (600.0 + of_gap[0], of_gap[1])
 
 
-def test_a_driver_that_is_unloaded_has_no_identity(tmp_path: Path) -> None:
+def test_unloaded_driver_has_no_identity(tmp_path: Path) -> None:
     assert loaded_driver(tmp_path) is None
 
 
-def test_a_restart_after_which_another_holds_leaves_the_time_between_unattributed(tmp_path: Path) -> None:
+def test_gap_of_a_restart_with_a_changed_holder_is_unattributed(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -204,7 +204,7 @@ def test_a_restart_after_which_another_holds_leaves_the_time_between_unattribute
 
 
 @pytest.mark.parametrize("boot_id", ["another", ""])
-def test_time_across_a_reboot_is_nobodys(tmp_path: Path, boot_id: str) -> None:
+def test_time_across_a_reboot_is_not_charged(tmp_path: Path, boot_id: str) -> None:
     metering = started(tmp_path)
     sample(metering, 1000.0)
     sample(metering, 1001.0)
@@ -216,7 +216,7 @@ def test_time_across_a_reboot_is_nobodys(tmp_path: Path, boot_id: str) -> None:
     assert seconds(shown(metering, 2001.0), ML) == (2.0, 0.0, 0.0)
 
 
-def test_the_last_save_keeps_what_was_metered_since_the_one_before(tmp_path: Path) -> None:
+def test_last_save_includes_every_metered_sample(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -225,7 +225,7 @@ def test_the_last_save_keeps_what_was_metered_since_the_one_before(tmp_path: Pat
     assert seconds(shown(started(tmp_path, steady=2.0), 2.0), ML) == (1.0, 0.0, 0.0)
 
 
-def test_a_damaged_file_is_set_aside_and_the_next_save_mends_all(tmp_path: Path) -> None:
+def test_damaged_file_is_set_aside_and_the_next_save_recovers(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_bytes(b'{"version":1')
     metering = started(tmp_path)
     assert metering.errors == {("state", "state_damaged"): 1}
@@ -290,7 +290,7 @@ LAYOUT_3 = {
 }
 
 
-def test_state_of_layout_3_is_read_and_written_as_earlier_releases_do(tmp_path: Path) -> None:
+def test_state_of_layout_3_keeps_its_format(tmp_path: Path) -> None:
     StateFile(tmp_path).save(LAYOUT_3)
     metering = started(tmp_path, steady=11.0)
     assert not metering.problem
@@ -324,9 +324,7 @@ PARTS = (
         ("saved_at_seconds", [1]),
     ],
 )
-def test_a_sound_file_with_a_state_that_makes_no_sense_is_set_aside_too(
-    tmp_path: Path, part: str, value: object
-) -> None:
+def test_invalid_state_in_a_readable_file_is_set_aside(tmp_path: Path, part: str, value: object) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -342,9 +340,7 @@ def test_a_sound_file_with_a_state_that_makes_no_sense_is_set_aside_too(
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_a_simulated_ledger_never_goes_on_as_a_real_one_nor_the_other_way_round(
-    tmp_path: Path, *, simulated: bool
-) -> None:
+def test_simulated_and_real_ledgers_are_never_mixed(tmp_path: Path, *, simulated: bool) -> None:
     metering = started(tmp_path, simulated=not simulated)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -353,9 +349,7 @@ def test_a_simulated_ledger_never_goes_on_as_a_real_one_nor_the_other_way_round(
     assert again.shown is None
 
 
-def test_a_save_that_may_not_outlive_the_power_is_shown_nowhere_but_in_the_saved_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsynced_save_is_shown_only_in_the_saved_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save_now(metering, NOON, 0.0)
@@ -373,7 +367,7 @@ def test_a_save_that_may_not_outlive_the_power_is_shown_nowhere_but_in_the_saved
     assert shown(metering, 12.0).capacity_seconds == 8.0
 
 
-def test_while_the_disk_fails_memory_is_shown_and_nothing_goes_back_when_it_works_again(tmp_path: Path) -> None:
+def test_memory_ledger_is_shown_while_the_disk_fails_and_never_decreases(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.mkdir()
     metering = started(directory)
@@ -405,7 +399,7 @@ def test_while_the_disk_fails_memory_is_shown_and_nothing_goes_back_when_it_work
     assert kept.capacity_seconds >= last, "what was shown last has been kept"
 
 
-def test_a_disk_that_does_not_answer_is_told_and_memory_shown(tmp_path: Path) -> None:
+def test_hanging_disk_is_reported_and_the_memory_ledger_is_shown(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     save = metering.begin_save(NOON, 0.0)
@@ -429,7 +423,7 @@ def test_a_disk_that_does_not_answer_is_told_and_memory_shown(tmp_path: Path) ->
     assert (view.capacity_seconds, view.state_problem) == (now + 1, "")
 
 
-def test_a_price_that_changes_at_noon_holds_from_noon_on() -> None:
+def test_price_change_at_noon_applies_from_noon() -> None:
     dear = replace(DOLLAR, per_hour=7200.0)
     metering = started(prices=book(row(DOLLAR, end=NOON + 2), row(dear, start=NOON + 2)))
     for steady in (0.0, 1.0, 2.0, 3.0):
@@ -440,7 +434,7 @@ def test_a_price_that_changes_at_noon_holds_from_noon_on() -> None:
     assert metering.prices.current == {"GPU-0": dear}
 
 
-def test_prices_that_change_in_a_gap_charge_each_side_at_its_own_price(tmp_path: Path) -> None:
+def test_price_change_in_a_gap_charges_each_side_at_its_own_price(tmp_path: Path) -> None:
     hour = 3600.0
     cheap, dear = replace(DOLLAR, per_hour=2.0), replace(DOLLAR, per_hour=10.0, per_kwh=1.0)
     noon = NOON + 12 * hour
@@ -458,7 +452,7 @@ def test_prices_that_change_in_a_gap_charge_each_side_at_its_own_price(tmp_path:
     assert view.conservation_error_seconds < 1e-6
 
 
-def test_prices_that_change_twice_in_a_gap_leave_the_middle_unpriced() -> None:
+def test_two_price_changes_in_a_gap_leave_the_middle_unpriced() -> None:
     metering = started(prices=book(row(DOLLAR, end=NOON + 10), row(DOLLAR, start=NOON + 30)))
     sample(metering, 0.0)
     sample(metering, 40.0)
@@ -472,7 +466,7 @@ SPOT = PriceRow(
 )
 
 
-def test_prices_that_may_depend_on_labels_are_unknown_until_the_labels_are_read(tmp_path: Path) -> None:
+def test_label_dependent_price_is_unknown_until_the_labels_are_read(tmp_path: Path) -> None:
     prices = book(row(DOLLAR), SPOT)
     metering = started(tmp_path, prices=prices)
     metering.prices.learn(None)
@@ -490,7 +484,7 @@ def test_prices_that_may_depend_on_labels_are_unknown_until_the_labels_are_read(
     assert again.prices.current == {"GPU-0": SPOT.price}, "the labels are kept with the state"
 
 
-def test_prices_that_no_label_can_change_are_charged_before_labels_are_read() -> None:
+def test_label_independent_price_is_charged_before_labels_are_read() -> None:
     ours = PriceRow(number=3, match=Match(node="n"), price=DOLLAR, source="test", from_seconds=0.0)
     metering = started(prices=book(ours, SPOT))
     metering.prices.learn(None)
@@ -517,7 +511,7 @@ rows:
 """
 
 
-def test_prices_are_never_those_of_a_general_row_before_the_node_is_read(tmp_path: Path) -> None:
+def test_general_price_row_is_not_used_before_the_node_is_read(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text(LABELLED_NODE % ("api_down", 6))
     (tmp_path / "prices.yaml").write_text(SPOT_BOOK)
     arguments = ("--simulate", str(tmp_path / "node.yaml"), "--price-book", str(tmp_path / "prices.yaml"))
@@ -533,7 +527,7 @@ def test_prices_are_never_those_of_a_general_row_before_the_node_is_read(tmp_pat
     assert seen == {1.0}
 
 
-def test_prices_stay_unknown_and_the_page_says_why_where_the_node_may_not_be_read(tmp_path: Path) -> None:
+def test_unreadable_node_leaves_gpus_unpriced_and_the_page_shows_why(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text(LABELLED_NODE % ("api_forbidden", 600))
     (tmp_path / "prices.yaml").write_text(SPOT_BOOK)
     arguments = ("--simulate", str(tmp_path / "node.yaml"), "--price-book", str(tmp_path / "prices.yaml"))
@@ -551,7 +545,7 @@ def test_prices_stay_unknown_and_the_page_says_why_where_the_node_may_not_be_rea
         assert "may depend on the node's labels" in agent.get("/")[1]
 
 
-def test_without_a_price_there_is_no_money_but_a_count_of_gpus_without_one() -> None:
+def test_unpriced_gpu_has_no_cost_and_is_counted() -> None:
     metering = started(prices=PriceBook())
     sample(metering, 0.0)
     sample(metering, 1.0)
@@ -560,7 +554,7 @@ def test_without_a_price_there_is_no_money_but_a_count_of_gpus_without_one() -> 
     assert (metering.prices.current, metering.prices.unpriced_gpus) == ({}, 1)
 
 
-def test_a_price_book_with_mistakes_changes_nothing_but_the_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_price_book_keeps_the_last_one_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     metering = started()
     good = metering.prices.book
     metering.keep_prices(ConfigError("prices.yaml:3: row 1: negative", "prices.yaml:9: row 2: no date"))
@@ -573,7 +567,7 @@ def test_a_price_book_with_mistakes_changes_nothing_but_the_count(caplog: pytest
     assert metering.prices.current["GPU-0"].per_hour == 1.0
 
 
-def test_a_save_is_a_picture_that_later_samples_do_not_touch(tmp_path: Path) -> None:
+def test_save_is_unaffected_by_later_samples(tmp_path: Path) -> None:
     metering = started(tmp_path)
     sample(metering, 0.0)
     sample(metering, 1.0)
@@ -584,9 +578,7 @@ def test_a_save_is_a_picture_that_later_samples_do_not_touch(tmp_path: Path) -> 
     assert (to_json(save.data), save.pods) == before
 
 
-def test_a_save_that_fails_twice_is_counted_twice_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_save_failing_twice_is_counted_twice_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metering = started(tmp_path)
     for steady in (0.0, 5.0):
         sample(metering, steady)
@@ -601,7 +593,7 @@ def priced(page: dict[str, float], dollars: float) -> bool:
     return dollars in matching(page, "gpu_hourly_price").values()
 
 
-def test_too_many_cost_labels_are_counted_by_combination_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_cost_labels_are_metered_together_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     metering = started()
     owners = {f"pod-{number}": replace(ML, cost_labels=f"user={number}") for number in range(COST_LABELS_LIMIT + 3)}
     metering.meter = Meter(1.0, lambda held: owners[held.pod])
@@ -614,7 +606,7 @@ def test_too_many_cost_labels_are_counted_by_combination_and_logged_once(caplog:
     assert sum(sum(seconds(view, account.owner)) for account in view.accounts) == view.capacity_seconds
 
 
-def test_sighup_takes_a_new_price_book_and_a_bad_one_leaves_the_last_good_one(tmp_path: Path) -> None:
+def test_sighup_reloads_the_price_book_and_a_bad_one_keeps_the_last_good_one(tmp_path: Path) -> None:
     good = "currency: USD\nrows:\n  - {model: '*H100*', per_gpu_hour: %s, source: contract, as_of: 2026-01-01}\n"
     prices = tmp_path / "prices.yaml"
     prices.write_text(good % 2.5)
@@ -633,7 +625,7 @@ def test_sighup_takes_a_new_price_book_and_a_bad_one_leaves_the_last_good_one(tm
 
 
 @needs_root
-def test_an_agent_on_a_full_disk_goes_on_in_memory_says_so_and_saves_when_there_is_room(tmp_path: Path) -> None:
+def test_agent_on_a_full_disk_reports_it_and_saves_once_there_is_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with tmpfs(disk, "size=64k"):
         ballast = disk / "ballast"
@@ -663,7 +655,7 @@ def test_an_agent_on_a_full_disk_goes_on_in_memory_says_so_and_saves_when_there_
         assert {"ledger.json"} <= left <= {"ledger.json", "windows.json"}
 
 
-async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> None:
+async def test_every_queued_reading_of_a_tick_is_metered(tmp_path: Path) -> None:
     async with pipeline(load_scenario("demo"), tmp_path) as node:
         node.node.metering = started()
         await node.until(3.0, steps=4)
@@ -679,7 +671,7 @@ async def test_every_reading_that_a_tick_finds_is_metered(tmp_path: Path) -> Non
 
 
 @needs_root
-def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_path: Path) -> None:
+def test_agent_started_on_a_read_only_disk_meters_in_memory(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with tmpfs(disk, "size=64k"):
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -692,7 +684,7 @@ def test_an_agent_started_on_a_disk_that_turned_read_only_meters_in_memory(tmp_p
             agent.until(lambda page: gpu_seconds(page) > 0, "memory is shown")
 
 
-def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -> None:
+def test_agent_saves_the_last_sample_on_sigterm(tmp_path: Path) -> None:
     arguments = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-interval", "300s")
     with running_agent(*arguments, "--state-dir", str(tmp_path)) as agent:
         first = agent.until(lambda page: page.get("gpu_exporter_state_saved"), "the first save, of nothing yet")
@@ -706,7 +698,7 @@ def test_an_agent_that_is_told_to_end_saves_to_the_last_sample(tmp_path: Path) -
     assert saved_seconds >= seen_seconds * 0.99 > 0, "with the time of owners that are not known yet"
 
 
-def test_an_agent_that_was_killed_keeps_ages_and_idle_times(tmp_path: Path) -> None:
+def test_agent_keeps_ages_and_idle_times_after_a_kill(tmp_path: Path) -> None:
     scenario, state = tmp_path / "one.yaml", tmp_path / "state"
     server = "{namespace: ml, name: server, devices: [{gpu: 0}], activity: 0, memory_mib: 4096}"
     scenario.write_text(f"node: n1\ngpus:\n  - {{model: h100}}\npods:\n  - {server}\n")
@@ -727,7 +719,7 @@ def test_an_agent_that_was_killed_keeps_ages_and_idle_times(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but_not_for_ever(
+async def test_gap_of_a_restart_waits_for_the_first_kubelet_answer_for_a_bounded_time(
     tmp_path: Path,
     answers: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
@@ -758,7 +750,7 @@ async def test_the_time_across_a_restart_waits_for_the_kubelets_first_answer_but
         assert sum(lost) == pytest.approx(0.0 if answers else charged)
 
 
-async def test_an_answer_of_the_kubelet_within_a_tick_counts_from_the_next_tick_on(tmp_path: Path) -> None:
+async def test_kubelet_answer_within_a_tick_applies_from_the_next_tick(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     async with pipeline(load_scenario("demo"), tmp_path) as node:

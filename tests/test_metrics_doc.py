@@ -8,7 +8,7 @@ from exporter.metrics.dcgm_names import TABLE
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_document_of_metrics_is_what_the_catalogue_says() -> None:
+def test_metrics_document_matches_the_catalogue() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/metrics_doc.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -41,17 +41,17 @@ def row_of(setting: Setting) -> str:
 
 
 @pytest.mark.parametrize("setting", dcgm_flags.TABLE, ids=lambda setting: setting.env)
-def test_every_flag_and_variable_has_the_row_that_the_table_says(setting: Setting) -> None:
+def test_every_flag_and_variable_has_its_row_of_the_table(setting: Setting) -> None:
     assert row_of(setting) in TEXT
 
 
-def test_no_flag_is_documented_that_is_not_taken() -> None:
+def test_every_documented_flag_is_accepted() -> None:
     section = TEXT.partition("## Flags and variables")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| (.*?) \| `([A-Z_]+)` \|", section, re.MULTILINE)
     assert [name for _, name in documented] == [setting.env for setting in dcgm_flags.TABLE]
 
 
-def test_every_default_metric_has_its_row_with_where_it_is_measured() -> None:
+def test_every_default_metric_has_a_row_with_its_device_level() -> None:
     numbers = [row for row in TABLE if row.default and row.kind is not Kind.LABEL]
     assert len(numbers) == 25
     for row in numbers:
@@ -60,7 +60,7 @@ def test_every_default_metric_has_its_row_with_where_it_is_measured() -> None:
     assert all(f"| `{name}`" in TEXT for name in (*EventCount, *NOT_MADE))
 
 
-def test_what_is_named_exists() -> None:
+def test_every_named_metric_and_flag_exists() -> None:
     ours = {metric.name for metric in catalog.ALL}
     named = set(re.findall(r"`(gpu_[a-z_]+)", TEXT))
     assert named - ours - {"gpu_uuid"} == set()
@@ -68,7 +68,7 @@ def test_what_is_named_exists() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", TEXT)) - flags == set()
 
 
-def test_links_lead_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     folder = Path(__file__).resolve().parent.parent / "docs"
     for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", TEXT)):
         text = (folder / target).read_text(encoding="utf-8") if target else TEXT
@@ -119,7 +119,7 @@ def pair(metric: str, theirs: str, ours: str, more: str = "", gpu: str = "a") ->
     }
 
 
-def test_two_exporters_that_agree_leave_the_comparison_empty(tmp_path: Path) -> None:
+def test_comparison_of_two_equal_exporters_is_empty(tmp_path: Path) -> None:
     series = {
         **pair("DCGM_FI_DEV_POWER_USAGE", "300x120", "304x120", ',namespace="ml",pod="train-0"'),
         **pair("DCGM_FI_DEV_FB_USED", "1000x120", "1010x120", ',namespace="ml",pod="train-0"'),
@@ -128,7 +128,7 @@ def test_two_exporters_that_agree_leave_the_comparison_empty(tmp_path: Path) -> 
     answers(tmp_path, series, {LOST: [], POWER: [], ACTIVITY: [], PODS: []})
 
 
-def test_what_differs_is_the_answer(tmp_path: Path) -> None:
+def test_comparison_returns_only_the_differences(tmp_path: Path) -> None:
     theirs_only = f'DCGM_FI_DEV_XID_ERRORS{{{THEIRS},UUID="c"}}'
     series = {
         **pair("DCGM_FI_DEV_POWER_USAGE", "300x120", "150x120"),
@@ -158,7 +158,7 @@ def test_the_sums_of_the_document_count_every_device_once(tmp_path: Path) -> Non
     answers(tmp_path, series, {f"({board}) == 300": [""], f"({by_namespace}) == 900": [""]})
 
 
-def test_the_agent_stands_in_dcgm_exporters_daemonset_with_nothing_changed_but_the_image() -> None:
+def test_agent_replaces_the_image_in_dcgm_exporters_daemonset() -> None:
     environ = {
         "DCGM_EXPORTER_KUBERNETES": "true",
         "DCGM_EXPORTER_LISTEN": "127.0.0.1:0",

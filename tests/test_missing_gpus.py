@@ -166,7 +166,7 @@ async def longest_gap_seconds(agent: Agent, index: int, until_true: Callable[[],
     return longest
 
 
-async def test_a_missing_gpu_is_up_when_it_is_back_and_the_others_never_go_dark(tmp_path: Path) -> None:
+async def test_returning_gpu_is_up_and_the_others_have_no_gap(tmp_path: Path) -> None:
     faults = Faults(tmp_path)
     worker = faults.worker()
     async with running(worker) as agent:
@@ -188,7 +188,7 @@ async def test_a_missing_gpu_is_up_when_it_is_back_and_the_others_never_go_dark(
         assert worker.status.restarts == 1
 
 
-async def test_a_partitioned_gpu_that_is_away_when_the_agent_starts_is_up_when_it_is_back(tmp_path: Path) -> None:
+async def test_partitioned_gpu_missing_at_start_is_up_once_it_returns(tmp_path: Path) -> None:
     """The kubelet names its instances, and these do not name their GPU."""
     faults = Faults(tmp_path)
     (tmp_path / "mig-1").touch()
@@ -200,7 +200,7 @@ async def test_a_partitioned_gpu_that_is_away_when_the_agent_starts_is_up_when_i
     assert agent.snapshot.attribution.unresolved == ()
 
 
-async def test_a_gpu_that_was_given_to_a_virtual_machine_is_gone_and_not_missing(tmp_path: Path) -> None:
+async def test_gpu_passed_to_a_virtual_machine_is_not_missing(tmp_path: Path) -> None:
     faults, sys_root = Faults(tmp_path), tmp_path / "sys"
     worker = faults.worker()
     async with running(worker, sys_root) as agent:
@@ -218,7 +218,7 @@ async def test_a_gpu_that_was_given_to_a_virtual_machine_is_gone_and_not_missing
         await until(lambda: states(agent) == [UP, UP, UP])
 
 
-async def test_a_gpu_that_stays_away_does_not_restart_the_process_that_reads_the_others(tmp_path: Path) -> None:
+async def test_lost_gpu_does_not_restart_the_process_of_the_others(tmp_path: Path) -> None:
     faults = Faults(tmp_path)
     worker = faults.worker()
     async with running(worker) as agent:
@@ -233,7 +233,7 @@ async def test_a_gpu_that_stays_away_does_not_restart_the_process_that_reads_the
         assert (dark, worker.pid, states(agent)) == (0.0, first, lost)
 
 
-async def test_a_hung_gpu_costs_itself_alone_and_is_back_when_it_answers(tmp_path: Path) -> None:
+async def test_hung_gpu_does_not_affect_others_and_recovers(tmp_path: Path) -> None:
     faults = Faults(tmp_path)
     worker = faults.worker()
     async with running(worker) as agent:
@@ -272,7 +272,7 @@ def test_the_page_of_an_agent_shows_a_hung_gpu_down_and_the_others_up(tmp_path: 
         agent.until(lambda page: up(page) == [1, 1], "the GPU is back")
 
 
-async def test_two_hung_gpus_come_back_one_by_one(tmp_path: Path) -> None:
+async def test_two_hung_gpus_recover_independently(tmp_path: Path) -> None:
     faults = Faults(tmp_path)
     worker = faults.worker()
     async with running(worker) as agent:
@@ -286,7 +286,7 @@ async def test_two_hung_gpus_come_back_one_by_one(tmp_path: Path) -> None:
         await until(lambda: states(agent) == [UP, UP, UP])
 
 
-async def test_a_gpu_that_hangs_while_the_driver_is_opened_hides_no_other(tmp_path: Path) -> None:
+async def test_gpu_hanging_at_driver_open_hides_no_other_gpu(tmp_path: Path) -> None:
     faults = Faults(tmp_path)
     faults.set(0, Fault.HANG)
     worker = faults.worker()
@@ -297,7 +297,7 @@ async def test_a_gpu_that_hangs_while_the_driver_is_opened_hides_no_other(tmp_pa
         await until(lambda: states(agent) == [UP, UP, UP])
 
 
-async def test_one_process_reads_the_driver_while_nothing_is_wrong(tmp_path: Path) -> None:
+async def test_one_process_reads_the_driver_in_normal_operation(tmp_path: Path) -> None:
     others = set(children())  # what other tests of this process keep running
     worker = Faults(tmp_path).worker()
     async with running(worker) as agent:
@@ -311,25 +311,25 @@ def dues(missing: MissingGpus, *, expected: int | None, well: int | None, until_
     return [at for at in range(until_seconds) if missing.is_due(expected=expected, well=well, steady=float(at))]
 
 
-def test_the_driver_is_opened_again_ever_more_rarely_while_that_does_not_help() -> None:
+def test_driver_is_reopened_with_increasing_intervals_while_a_gpu_is_missing() -> None:
     assert dues(MissingGpus(), expected=8, well=7, until_seconds=3000) == [60, 180, 420, 900, 1500, 2100, 2700]
 
 
-def test_the_driver_is_left_alone_while_no_gpu_is_missing() -> None:
+def test_driver_is_not_reopened_without_a_missing_gpu() -> None:
     assert dues(MissingGpus(), expected=8, well=8, until_seconds=3000) == []
     assert dues(MissingGpus(), expected=7, well=8, until_seconds=3000) == []
     assert dues(MissingGpus(), expected=None, well=8, until_seconds=3000) == []
     assert dues(MissingGpus(), expected=8, well=None, until_seconds=3000) == []
 
 
-def test_a_gpu_that_is_missing_again_is_looked_for_as_soon_as_at_first() -> None:
+def test_new_missing_gpu_resets_the_interval() -> None:
     missing = MissingGpus()
     assert dues(missing, expected=8, well=7, until_seconds=500) == [60, 180, 420]
     assert not missing.is_due(expected=8, well=8, steady=500.0)
     assert [at for at in range(600, 700) if missing.is_due(expected=8, well=7, steady=float(at))] == [660]
 
 
-def test_a_driver_that_does_not_answer_for_a_time_costs_no_patience() -> None:
+def test_time_without_driver_answer_does_not_extend_the_first_interval() -> None:
     missing = MissingGpus()
     assert not missing.is_due(expected=8, well=7, steady=0.0)
     assert not missing.is_due(expected=8, well=None, steady=30.0)

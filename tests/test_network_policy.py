@@ -76,7 +76,7 @@ NAMES = {(DNS.address, 53, "TCP"), (DNS.address, 53, "UDP")}
 @pytest.mark.parametrize(
     "install", [*AGENTS.values(), *ASKING.values()], ids=[*AGENTS, *(f"{name}, asking" for name in ASKING)]
 )
-def test_prometheus_gets_in_to_the_agent_and_nothing_else(install: Install, tmp_path: Path) -> None:
+def test_only_prometheus_reaches_the_agent(install: Install, tmp_path: Path) -> None:
     found = install(tmp_path / "ours")
     agent = pod_of(of_kind(found, "DaemonSet"))
     assert isolated(policies(found), agent) == {"Ingress", "Egress"}
@@ -87,26 +87,26 @@ def test_prometheus_gets_in_to_the_agent_and_nothing_else(install: Install, tmp_
 
 
 @pytest.mark.parametrize("install", AGENTS.values(), ids=AGENTS)
-def test_an_agent_that_asks_the_kubelet_only_gets_nowhere(install: Install, tmp_path: Path) -> None:
+def test_agent_with_kubelet_only_has_no_egress(install: Install, tmp_path: Path) -> None:
     found = install(tmp_path / "ours")
     assert reached(found, pod_of(of_kind(found, "DaemonSet"))) == set()
 
 
 @pytest.mark.parametrize("install", ASKING.values(), ids=ASKING)
-def test_with_metadata_the_agent_reaches_the_api_server_and_names(install: Install, tmp_path: Path) -> None:
+def test_agent_with_metadata_reaches_only_the_api_server_and_dns(install: Install, tmp_path: Path) -> None:
     found = install(tmp_path / "ours")
     api = {(API_SERVER.address, port, "TCP") for port in (443, 6443)}
     assert reached(found, pod_of(of_kind(found, "DaemonSet"))) == api | NAMES
 
 
 @pytest.mark.parametrize("install", MEASURING.values(), ids=MEASURING)
-def test_with_dcgm_the_agent_reaches_the_engine_and_names(install: Install, tmp_path: Path) -> None:
+def test_agent_with_dcgm_reaches_only_the_engine_and_dns(install: Install, tmp_path: Path) -> None:
     found = install(tmp_path / "ours")
     assert reached(found, pod_of(of_kind(found, "DaemonSet"))) == {(ENGINE.address, 5555, "TCP")} | NAMES
 
 
 @pytest.mark.parametrize("install", SERVICES.values(), ids=SERVICES)
-def test_the_service_reaches_prometheus_and_names_and_only_prometheus_gets_in(install: Install, tmp_path: Path) -> None:
+def test_service_reaches_prometheus_and_dns_and_only_prometheus_reaches_it(install: Install, tmp_path: Path) -> None:
     found = install(tmp_path / "ours")
     service = pod_of(of_kind(found, "Deployment"))
     assert isolated(policies(found), service) == {"Ingress", "Egress"}
@@ -123,7 +123,7 @@ def test_agents_and_service_do_not_reach_each_other() -> None:
         assert not connects(policies(found), service, agent, 9400)
 
 
-def test_an_ingress_controller_that_is_named_reaches_the_service_and_no_agent() -> None:
+def test_allowed_ingress_controller_reaches_the_service_but_no_agent() -> None:
     named = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: default}}}]"
     found = documents(values=ON.replace("true, ", f"true, serviceFrom: {named}, ") + SERVICE)
     agent, service = pod_of(of_kind(found, "DaemonSet")), pod_of(of_kind(found, "Deployment"))
@@ -131,7 +131,7 @@ def test_an_ingress_controller_that_is_named_reaches_the_service_and_no_agent() 
     assert not connects(policies(found), STRANGER, agent, 9400)
 
 
-def test_a_prometheus_elsewhere_is_reached_at_the_port_of_its_address() -> None:
+def test_service_egress_uses_namespace_and_port_of_the_prometheus_url() -> None:
     values = SERVICE.replace("http://prometheus-operated.monitoring:9090", "https://prometheus.default")
     where = "prometheus: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: default}}}"
     found = documents(values=ON.replace("true, ", f"true, {where}, ") + values)
@@ -140,7 +140,7 @@ def test_a_prometheus_elsewhere_is_reached_at_the_port_of_its_address() -> None:
     assert [peer for peer in EVERYBODY if connects(policies(found), peer, service, 9401)] == [STRANGER]
 
 
-def test_a_namespace_by_a_label_of_ones_own_is_not_asked_for_another_name() -> None:
+def test_custom_namespace_selectors_replace_the_default_labels() -> None:
     # Helm mixes a mapping with the default's: both labels would have to hold.
     where = "prometheus: {namespaceSelector: {matchLabels: {team: observability}}}"
     names = "dns: {namespaceSelector: {matchLabels: {dns: here}}}"
@@ -152,7 +152,7 @@ def test_a_namespace_by_a_label_of_ones_own_is_not_asked_for_another_name() -> N
     assert service["spec"]["egress"][0]["to"] == [{"namespaceSelector": {"matchLabels": {"dns": "here"}}}]
 
 
-def test_on_openshift_the_service_asks_thanos_and_is_scraped_by_the_prometheus_of_projects() -> None:
+def test_openshift_service_queries_thanos_and_user_workload_prometheus_scrapes() -> None:
     thanos = SERVICE.replace(
         "http://prometheus-operated.monitoring:9090", "https://thanos-querier.openshift-monitoring.svc:9091"
     )
@@ -168,11 +168,11 @@ def test_on_openshift_the_service_asks_thanos_and_is_scraped_by_the_prometheus_o
     assert service["spec"]["egress"][1]["ports"] == [{"port": 9091, "protocol": "TCP"}]
 
 
-def test_without_the_switch_there_is_no_policy() -> None:
+def test_no_policy_is_rendered_by_default() -> None:
     assert policies(documents()) == policies(overlay("base")) == []
 
 
-def test_the_api_servers_address_that_was_not_given_is_refused_by_the_field(tmp_path: Path) -> None:
+def test_api_server_placeholder_address_is_an_invalid_cidr(tmp_path: Path) -> None:
     found = composed(tmp_path / "ours", ["metadata", "network-policy", "network-policy-api-server"])
     policy = of_kind(policies(found), "NetworkPolicy", "api-server")
     (peer,) = policy["spec"]["egress"][1]["to"]

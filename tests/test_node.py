@@ -45,7 +45,7 @@ def kubelet_view(truth: NodeTruth) -> set[tuple[str, str, str, str]]:
     return {(h.device_uuid, h.namespace, h.pod, h.container) for h in truth.holders}
 
 
-async def test_kubelet_and_files_of_a_node_tell_the_scenarios_truth(tmp_path: Path) -> None:
+async def test_simulated_kubelet_and_files_match_the_scenario(tmp_path: Path) -> None:
     now = EPOCH + 100.0
     node = SimulatedNode(scenario.load("demo"), tmp_path, lambda: now, EPOCH)
     await node.start()
@@ -66,7 +66,7 @@ async def test_kubelet_and_files_of_a_node_tell_the_scenarios_truth(tmp_path: Pa
         assert lookup.name_of(uid) == (process.namespace, process.pod)
 
 
-async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_finds_every_holder(tmp_path: Path) -> None:
+async def test_simulated_driver_matches_the_scenario_and_the_join_finds_every_holder(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time, time.time() - 100.0)
     await node.start()
     client = KubeletClient(str(node.kubelet_socket))
@@ -91,13 +91,13 @@ async def test_the_child_of_a_node_reads_what_the_scenario_says_and_the_join_fin
     assert shares == pytest.approx({(h.device_uuid, h.pod): h.share_ratio for h in truth.holders})
 
 
-async def test_a_fault_of_the_scenario_reaches_the_reading_of_a_real_child(tmp_path: Path) -> None:
+async def test_scenario_fault_reaches_the_reading_of_the_child_process(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time, time.time() - 185.0)
     reading = (await readings(node, tmp_path, 3))[-1]
     assert [gpu.gpu.index for gpu in reading.gpus if gpu.state is DeviceState.UP] == [0, 2, 3, 4, 5, 6, 7]
 
 
-async def test_files_follow_the_scenario(tmp_path: Path) -> None:
+async def test_pod_log_directories_follow_the_scenario(tmp_path: Path) -> None:
     now = EPOCH + 30.0
     node = SimulatedNode(scenario.load("t4-timeslicing"), tmp_path, lambda: now, EPOCH)
     await node.start()
@@ -113,13 +113,13 @@ async def test_files_follow_the_scenario(tmp_path: Path) -> None:
     assert {name.split("_")[1] for name in gone} == {"thumbnails-0"}
 
 
-def test_a_scenario_made_in_memory_has_no_child(tmp_path: Path) -> None:
+def test_in_memory_scenario_has_no_child_command(tmp_path: Path) -> None:
     loaded = scenario.load("demo")
     node = SimulatedNode(scenario.build(loaded.plan), tmp_path, lambda: EPOCH)
     with pytest.raises(ConfigError, match="'demo' has no file"):
         node.child_command(1.0, DEFAULT.fields)
 
 
-def test_a_child_of_a_scenario_that_is_not_there_ends_with_2_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_child_with_an_unknown_scenario_exits_with_2_and_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--scenario", "dmeo", "--epoch", "0"]) == 2
     assert "did you mean 'demo'" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from exporter.kube.metadata import node_facts
 from exporter.model.attribution import NodeFacts
 
 
-def test_a_node_of_a_cloud_tells_type_region_and_product() -> None:
+def test_cloud_labels_give_instance_type_region_and_gpu_product() -> None:
     labels = {
         "node.kubernetes.io/instance-type": "p5.48xlarge",
         "beta.kubernetes.io/instance-type": "old",
@@ -22,7 +22,7 @@ def test_a_node_of_a_cloud_tells_type_region_and_product() -> None:
     )
 
 
-def test_a_node_without_labels_tells_nothing() -> None:
+def test_node_without_labels_gives_empty_facts() -> None:
     assert node_facts({}) == NodeFacts()
 
 
@@ -47,12 +47,12 @@ def test_capacity_types_of_all_clouds_have_one_spelling(key: str, value: str, ca
     assert node_facts({key: value}).capacity_type == capacity
 
 
-def test_a_word_that_is_not_understood_leaves_it_to_the_next_label() -> None:
+def test_unknown_capacity_type_falls_back_to_the_next_label() -> None:
     labels = {"karpenter.sh/capacity-type": "new", "eks.amazonaws.com/capacityType": "SPOT"}
     assert node_facts(labels).capacity_type == "spot"
 
 
-def test_old_and_other_keys_are_read_where_the_first_is_missing_or_empty() -> None:
+def test_legacy_keys_are_read_if_the_first_is_missing_or_empty() -> None:
     labels = {
         "node.kubernetes.io/instance-type": " ",
         "beta.kubernetes.io/instance-type": "Standard_ND96",

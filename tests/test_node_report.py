@@ -59,7 +59,7 @@ def row(text: str, start: str) -> list[str]:
     return line.split()
 
 
-def test_what_an_agent_tells_is_read_back_whole() -> None:
+def test_report_contains_every_account_and_price_of_the_agent() -> None:
     view = snapshot()
     assert view.metering.ledger is not None
     report = report_of(view)
@@ -77,7 +77,7 @@ def test_what_an_agent_tells_is_read_back_whole() -> None:
     assert next(iter(report.prices.values())) == 3
 
 
-def test_the_table_has_owners_with_hours_and_money_and_those_whom_nobody_knows_apart() -> None:
+def test_table_lists_owners_first_and_unattributed_and_unallocated_separately() -> None:
     text = written(snapshot())
     assert "SIMULATED" in text
     of_effect = ["0.1389", "27", "%", "0.2500"]
@@ -98,7 +98,7 @@ def test_a_long_name_stays_on_one_line_of_a_file() -> None:
     assert f"vision/Job/{long.owner.name} " in text
 
 
-def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
+def test_one_owner_with_several_cost_labels_has_one_line() -> None:
     other = dataclasses.replace(TRAINING, owner=dataclasses.replace(TRAINING.owner, cost_labels="project=other"))
     hour = Totals(seconds=ByState(unprofiled=3600.0))
     text = written(ledger_of(ledgers=one_ledger({TRAINING: hour, other: hour})))
@@ -108,7 +108,7 @@ def test_an_owner_is_one_line_whatever_cost_labels_its_pods_have() -> None:
     )
 
 
-def test_the_foot_says_how_far_the_report_can_be_trusted() -> None:
+def test_footer_shows_how_far_the_report_can_be_trusted() -> None:
     text = written(snapshot())
     assert "2.0000 of 2.0000 GPU-hours metered, conservation error 1.0e-12 s" in text
     assert "94.83%" in text
@@ -120,7 +120,7 @@ def test_the_foot_says_how_far_the_report_can_be_trusted() -> None:
     assert "not known yet" not in text
 
 
-def test_pods_whose_owner_is_not_known_are_what_the_sum_lacks() -> None:
+def test_pods_without_a_known_owner_are_reported_as_missing_seconds() -> None:
     text = written(with_capacity(7200.0, withheld_seconds=50.0))
     assert "50 s are of pods whose owner is not known yet" in text
     assert "bug" not in text
@@ -128,13 +128,13 @@ def test_pods_whose_owner_is_not_known_are_what_the_sum_lacks() -> None:
         assert "s have no owner: please report this as a bug" in written(with_capacity(wrong))
 
 
-def test_a_ledger_that_is_not_on_disk_says_so_and_why() -> None:
+def test_memory_only_ledger_is_reported_with_its_reason() -> None:
     text = written(ledger_of(saved_at_seconds=None, state_problem="/var/lib/x: disk full; free some space"))
     assert "in memory only" in text
     assert "disk full; free some space" in text
 
 
-def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> None:
+def test_lines_are_sorted_by_cost_then_hours_with_special_owners_last() -> None:
     def account(owner: Owner) -> Account:
         return Account(owner=owner, model=H100, mode=ShareMode.EXCLUSIVE)
 
@@ -150,7 +150,7 @@ def test_the_dearest_owner_comes_first_then_the_longest_and_ours_come_last() -> 
     assert [one.key.kind for one in report.report("owner").apart] == ["Unattributed", "Unallocated"]
 
 
-def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing() -> None:
+def test_currencies_have_separate_columns_and_small_amounts_are_not_zero() -> None:
     both = Totals(
         seconds=ByState(unprofiled=36.0),
         money={"USD": ByState(unprofiled=0.001), "EUR": ByState(unprofiled=1999.5, idle=1.0)},
@@ -161,20 +161,20 @@ def test_currencies_have_columns_of_their_own_and_a_little_money_is_not_nothing(
     assert "Cost USD" in text
 
 
-def test_without_any_price_there_is_no_money_rather_than_zero() -> None:
+def test_unpriced_report_shows_no_cost_instead_of_zero() -> None:
     unpriced = Totals(seconds=ByState(unprofiled=36.0), unpriced_seconds=36.0)
     text = written(changed(ledger_of(ledgers=one_ledger({TRAINING: unpriced})), metering={"prices": {}}))
     assert row(text, "Total")[-2:] == ["no", "price"]
     assert "0.00 " not in row(text, "vision")
 
 
-def test_a_bundled_list_price_says_so_and_measured_energy_is_told() -> None:
+def test_bundled_list_price_and_energy_price_are_shown() -> None:
     price = Price(per_hour=1.2, currency="USD", source="list:h100", as_of="2026-09-01", per_kwh=0.3, fallback=True)
     text = written(changed(snapshot(), metering={"prices": {gpu(0).uuid: price}}))
     assert "1.2 USD/h and 0.3 per measured kWh now, list:h100 as of 2026-09-01, a bundled list price" in text
 
 
-def test_csv_has_a_row_per_line_and_empty_cells_for_what_is_not_known() -> None:
+def test_csv_has_a_row_per_line_and_empty_cells_for_unknown_values() -> None:
     work, nobody_known, free, *foot = csv.DictReader(io.StringIO(written(snapshot(), "csv")))
     assert (work["node"], work["record"], foot[0]["record"], foot[1]["gpu_hours"]) == (
         "node-a",
@@ -194,7 +194,7 @@ def test_csv_has_a_row_per_line_and_empty_cells_for_what_is_not_known() -> None:
     assert [one["owner_name"] for one in csv.DictReader(io.StringIO(stream.getvalue()))] == ["resnet"]
 
 
-def test_json_has_every_line_the_sum_and_the_trust() -> None:
+def test_json_has_lines_total_and_coverage() -> None:
     document = json.loads(written(snapshot(), "json"))
     assert [line["owner_kind"] for line in document["lines"]] == ["Job", "Unattributed", "Unallocated"]
     assert document["lines"][1]["money"] == []
@@ -205,14 +205,14 @@ def test_json_has_every_line_the_sum_and_the_trust() -> None:
     assert document["coverage_ratio"] == pytest.approx(1 - 372 / 7200)
 
 
-def test_a_name_cannot_steer_the_terminal_or_be_a_formula() -> None:
+def test_name_cannot_control_the_terminal_or_be_a_formula() -> None:
     evil = dataclasses.replace(TRAINING, owner=Owner(namespace="=cmd()\x1b[31m"))
     view = ledger_of(ledgers=one_ledger({evil: Totals(seconds=ByState(unprofiled=1.0))}))
     assert "\x1b" not in written(view)
     assert "'=cmd()\x1b[31m" in written(view, "csv")
 
 
-def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() -> None:
+def test_agent_without_metered_samples_is_distinct_from_an_empty_ledger() -> None:
     with pytest.raises(ExporterError, match="has not metered anything yet; http://node-a:9400/readyz shows"):
         report_of(changed(snapshot(), metering={"ledger": None}))
     empty = written(changed(snapshot(), metering={"ledger": LedgerView(ledgers=one_ledger({}))}))
@@ -231,7 +231,7 @@ def test_an_agent_that_has_metered_nothing_yet_is_told_from_an_empty_ledger() ->
         {"taken_at_seconds": float("nan"), "saved_at_seconds": None},
     ],
 )
-def test_an_answer_that_is_no_ledger_is_one_clear_line(broken: dict[str, object]) -> None:
+def test_invalid_ledger_answer_gives_one_clear_line(broken: dict[str, object]) -> None:
     document = {**json.loads(node_api.ledger_document(snapshot()).plain), **broken}
     with pytest.raises(ExporterError, match=r"^http://node-a:9400: the answer is not an agent's ledger: "):
         read(document, AGENT)
@@ -256,7 +256,7 @@ def answering(body: str, status: int = 200, server: str = "nginx") -> web.Applic
     return app
 
 
-async def test_report_asks_a_running_agent(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_report_reads_a_running_agent(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(agent(snapshot)) as address:
         code = await asyncio.to_thread(main, ["report", "--agent", f"http://{address}/", "--format", "csv"])
         out, err = capsys.readouterr()
@@ -268,9 +268,7 @@ async def test_report_asks_a_running_agent(capsys: pytest.CaptureFixture[str]) -
     assert "no line has the label nope; labels of this period:" in capsys.readouterr().err
 
 
-def test_the_report_of_the_demo_adds_up_to_the_capacity_that_passed(
-    demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]) -> None:
     demo_agent.until(lambda page: bool(matching(page, "gpu_ledger_cost_total")), "a priced interval")
     assert main(["report", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -302,7 +300,7 @@ def test_the_report_of_the_demo_adds_up_to_the_capacity_that_passed(
         (answering('{"status": "ok"}'), "what answers there is no agent"),
     ],
 )
-async def test_whatever_answers_instead_is_told_with_its_mend(
+async def test_each_wrong_server_is_reported_with_its_fix(
     app: web.Application, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with served(app) as address:
@@ -313,7 +311,7 @@ async def test_whatever_answers_instead_is_told_with_its_mend(
     assert err.count("\n") == 1
 
 
-def test_an_agent_that_is_down_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_agent_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--agent", "http://127.0.0.1:9"]) == 1
     err = capsys.readouterr().err
     assert "cannot reach the agent: connection refused; is it running" in err
@@ -323,14 +321,14 @@ def test_an_agent_that_is_down_is_told_in_one_line(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "address", ["", "ftp://node-a", "http://", "http://a:99999", "http://a/api", "http://a b", "http://u:p@a", "a:x"]
 )
-def test_what_is_no_address_is_a_mistake_of_the_user(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_address_is_a_usage_error(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--agent", address]) == 2
     err = capsys.readouterr().err
     assert err.startswith("gpu-cost-exporter: --agent: value '")
     assert "http://node-a:9400" in err
 
 
-def test_report_without_an_agent_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_agent_names_the_missing_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 2
     assert "--agent" in capsys.readouterr().err
     assert main(["report", "--agent", "a", "--formt", "csv"]) == 2
@@ -342,7 +340,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_terminal_wraps_lines_without_cutting_names_or_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = _Terminal()
     write(report_of(snapshot()), "table", stream)
@@ -350,7 +348,7 @@ def test_a_narrow_terminal_breaks_lines_and_takes_no_name_or_figure(monkeypatch:
     assert "…" not in stream.getvalue()
 
 
-def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
+def test_team_column_is_shown_only_if_an_owner_has_a_team() -> None:
     assert "Team" in written(snapshot())
     nobody = dataclasses.replace(TRAINING, owner=Owner(namespace="vision"))
     text = written(ledger_of(ledgers=one_ledger({nobody: Totals(seconds=ByState(unprofiled=3600.0))})))
@@ -358,14 +356,14 @@ def test_a_team_has_a_column_only_where_somebody_has_one() -> None:
     assert row(text, "vision")[-6:] == ["1.0000", "1.0000", "0.0000", "0.0000", "100", "%"]
 
 
-async def test_https_to_an_agent_is_told_with_its_mend(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_https_to_an_http_agent_is_reported_with_its_fix(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(agent(snapshot)) as address:
         assert await asyncio.to_thread(main, ["report", "--agent", f"https://{address}"]) == 1
     assert "does the agent have a --web-config with TLS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("target", "told"), [("/dev/full", "standard output: cannot write: No space left"), ("", "")])
-def test_output_that_cannot_be_written_is_one_line_and_a_reader_that_left_none(target: str, told: str) -> None:
+def test_unwritable_output_is_one_line_and_a_closed_pipe_is_silent(target: str, told: str) -> None:
     reading_end, writing_end = os.pipe()
     os.close(reading_end)
     with open(target, "w") if target else os.fdopen(writing_end, "w") as stream:  # noqa: PTH123 - a device

@@ -90,13 +90,13 @@ def test_identity_has_uuid_place_and_text_fields() -> None:
     assert one.labels[Field.SERIAL] == "1652423000000"
 
 
-def test_only_fields_that_are_asked_for_are_read() -> None:
+def test_only_requested_fields_are_read() -> None:
     with watched(gpu(), fields=frozenset({Field.SM_CLOCK, Field.FB_USED})) as it:
         values = set(it.after(1).gpus[0].values)
     assert values == {Field.SM_CLOCK, Field.FB_USED}
 
 
-def test_what_a_board_lacks_is_absent_and_neither_zero_nor_an_error() -> None:
+def test_unsupported_field_is_absent_instead_of_zero_or_an_error() -> None:
     bare = replace(T4, not_supported=frozenset({Field.MEMORY_TEMP, Field.FAN_SPEED}))
     with watched(gpu(model=bare, memory_temp_celsius=None, overrides={Field.ENC_UTIL: None})) as it:
         reading = it.after(1)
@@ -105,7 +105,7 @@ def test_what_a_board_lacks_is_absent_and_neither_zero_nor_an_error() -> None:
     assert reading.errors == {}
 
 
-def test_unsupported_is_remembered_and_asked_again_after_ten_minutes() -> None:
+def test_unsupported_field_is_retried_after_ten_minutes() -> None:
     with watched(gpu(overrides={Field.ENC_UTIL: None, Field.MEMORY_TEMP: None})) as it:
         it.after(1)
         it.node.change(overrides={})
@@ -133,7 +133,7 @@ def test_nvlink_bandwidth_is_a_rate_from_the_second_read_on() -> None:
     assert values[Field.NVLINK_TX_BYTES_TOTAL] == 2_048_000_000
 
 
-def test_ids_that_moved_between_drivers_are_not_asked_of_an_old_one() -> None:
+def test_field_ids_are_limited_to_those_of_an_old_driver() -> None:
     with watched(gpu(), driver_version="535.161.08") as it:
         values = it.after(1).gpus[0].values
     assert Field.GPU_RECOVERY_ACTION not in values
@@ -141,7 +141,7 @@ def test_ids_that_moved_between_drivers_are_not_asked_of_an_old_one() -> None:
     assert max(item.id for item in field_values(ALL, driver_major=535)) < 199
 
 
-def test_a_missing_symbol_costs_its_field_only() -> None:
+def test_missing_symbol_only_drops_its_field() -> None:
     with watched(gpu()) as it:
         simulated_driver.fail("nvmlDeviceGetTemperatureV", 13)
         simulated_driver.fail("nvmlDeviceGetPerformanceState", 13)
@@ -155,7 +155,7 @@ def test_a_missing_symbol_costs_its_field_only() -> None:
     assert reading.errors == {}
 
 
-def test_a_lost_gpu_leaves_the_others_untouched_and_returns_by_itself() -> None:
+def test_lost_gpu_does_not_affect_others_and_recovers() -> None:
     with watched(gpu(0), gpu(1)) as it:
         assert states(it.after(1)) == [UP, UP]
         it.node.change(1, fault=Fault.GPU_LOST)
@@ -170,7 +170,7 @@ def test_a_lost_gpu_leaves_the_others_untouched_and_returns_by_itself() -> None:
         assert states(it.after(6)) == [UP, UP]
 
 
-def test_a_gpu_in_the_place_of_another_one_is_not_taken_for_it() -> None:
+def test_replacement_gpu_is_distinct_from_the_replaced_one() -> None:
     with watched(gpu(0), gpu(1)) as it:
         it.after(1)
         it.node.change(1, uuid="GPU-00000000-0000-0000-0000-000000000009")
@@ -181,7 +181,7 @@ def test_a_gpu_in_the_place_of_another_one_is_not_taken_for_it() -> None:
     assert told == {"0": UP, "1": (DeviceState.MISSING, "replaced"), "9": UP}
 
 
-def test_a_gpu_that_needs_a_reset_says_so() -> None:
+def test_reset_required_state_is_reported() -> None:
     with watched(gpu(0), gpu(1)) as it:
         it.after(1)
         it.node.change(0, fault=Fault.RESET_REQUIRED)
@@ -190,7 +190,7 @@ def test_a_gpu_that_needs_a_reset_says_so() -> None:
         assert states(it.after(11)) == [UP, UP]
 
 
-def test_a_gpu_whose_every_call_fails_is_failed_until_it_answers_again() -> None:
+def test_gpu_with_all_calls_failing_is_failed_until_it_recovers() -> None:
     with watched(gpu(0), gpu(1)) as it:
         it.after(1)
         it.node.change(0, fault=Fault.UNKNOWN_ERROR)
@@ -201,14 +201,14 @@ def test_a_gpu_whose_every_call_fails_is_failed_until_it_answers_again() -> None
         assert states(it.after(1)) == [UP, UP]
 
 
-def test_a_gpu_that_failed_three_times_is_asked_again_for_what_it_did_not_support() -> None:
+def test_unsupported_fields_are_read_again_after_a_gpu_failed_three_times() -> None:
     with watched(gpu(overrides={Field.ENC_UTIL: None}), fields=frozenset({Field.ENC_UTIL})) as it:
         assert [states(it.after(1)) for _ in range(3)] == [[(DeviceState.FAILED, "not_supported")]] * 3
         it.node.change(overrides={})
         assert states(it.after(1)) == [UP]
 
 
-def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
+def test_failing_call_is_counted_and_only_drops_its_field() -> None:
     with watched(gpu()) as it:
         simulated_driver.fail("nvmlDeviceGetPowerUsage", 999)
         reading = it.after(1)
@@ -219,14 +219,14 @@ def test_one_failing_call_is_counted_and_costs_its_field_only() -> None:
         assert Field.POWER_USAGE in it.after(1).gpus[0].values
 
 
-def test_a_gpu_that_was_dead_when_the_driver_was_opened_is_found_when_it_lives() -> None:
+def test_gpu_lost_at_driver_open_is_found_once_it_recovers() -> None:
     with watched(gpu(0, fault=Fault.GPU_LOST), gpu(1)) as it:
         assert [one.gpu.index for one in it.after(1).gpus] == [1]
         it.node.change(0, fault=None)
         assert [one.gpu.index for one in it.after(11).gpus] == [0, 1]
 
 
-def test_a_gpu_that_is_enumerated_no_more_is_missing_until_the_driver_names_it_again() -> None:
+def test_unenumerated_gpu_is_missing_until_the_driver_lists_it_again() -> None:
     with watched(gpu(0), gpu(1)) as it:
         it.after(1)
         it.node.change(1, fault=Fault.GPU_ABSENT)
@@ -240,7 +240,7 @@ def test_a_gpu_that_is_enumerated_no_more_is_missing_until_the_driver_names_it_a
         assert states(it.after(40)) == [UP, UP]
 
 
-def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
+def test_not_ready_call_only_drops_its_field() -> None:
     with watched(gpu(0), gpu(1)) as it:
         simulated_driver.fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_NOT_READY, only=1)
         reading = it.after(1)
@@ -257,14 +257,14 @@ def test_a_gpu_that_is_not_ready_costs_that_field_only() -> None:
         (Fault.LIBRARY_MISSING, "library_not_found", "runtimeClassName"),
     ],
 )
-def test_a_driver_that_cannot_be_opened_is_named_with_its_mend(fault: Fault, reason: str, fix: str) -> None:
+def test_unopenable_driver_is_reported_with_its_fix(fault: Fault, reason: str, fix: str) -> None:
     with simulated(gpu(), init=False, faults={fault: 0.0}), pytest.raises(SourceError, match=fix) as caught:
         NvmlSource(ALL).open()
     assert caught.value.reason == reason
     assert "\n" not in str(caught.value)
 
 
-def test_a_node_without_a_gpu_is_named_and_works_once_there_is_one() -> None:
+def test_node_without_gpu_is_reported_and_works_after_a_gpu_appears() -> None:
     with simulated(init=False) as node:
         source = NvmlSource(ALL)
         with pytest.raises(SourceError, match="lspci") as caught:
@@ -276,7 +276,7 @@ def test_a_node_without_a_gpu_is_named_and_works_once_there_is_one() -> None:
         source.close()
 
 
-def test_an_unloaded_driver_ends_the_sample_and_opening_again_brings_it_back() -> None:
+def test_unloaded_driver_ends_the_sample_and_reopening_recovers() -> None:
     with watched(gpu()) as it:
         it.after(1)
         it.node.set(faults={Fault.DRIVER_UNLOADED: 0.0})
@@ -307,7 +307,7 @@ def test_mig_instances_have_identity_shape_memory_and_processes() -> None:
     assert second.processes == ()
 
 
-def test_instances_tell_their_profiles_number_and_where_they_lie() -> None:
+def test_instances_have_profile_number_and_placement() -> None:
     with watched(partitioned(instance(3), instance(7, profile_id=15, placement_start=6))) as it:
         first, second = (one.instance for one in it.after(1).gpus[0].instances)
         assert (first.profile_id, first.placement_start) == (19, 3)
@@ -315,7 +315,7 @@ def test_instances_tell_their_profiles_number_and_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4])
-def test_an_instance_whose_place_may_not_be_asked_for_is_told_without_it(code: int) -> None:
+def test_instance_without_placement_rights_has_no_placement(code: int) -> None:
     with watched(partitioned(instance(3))) as it:
         simulated_driver.fail("nvmlDeviceGetGpuInstanceById", code)
         (only,) = it.after(1).gpus[0].instances
@@ -326,13 +326,13 @@ def test_an_instance_whose_place_may_not_be_asked_for_is_told_without_it(code: i
         )
 
 
-def test_the_name_of_the_gpu_is_not_taken_for_the_profile_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_name_is_not_used_as_instance_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H100 80GB HBM3")
     with watched(partitioned(instance(3))) as it:
         assert _profiles(it.after(1).gpus[0]) == ["unknown"]
 
 
-def test_the_memory_of_a_gpu_is_known_as_soon_as_the_driver_reports_it() -> None:
+def test_gpu_memory_total_is_known_once_the_driver_reports_it() -> None:
     with simulated(gpu(0), gpu(1, model=T4), init=False) as node:
         for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
             simulated_driver.fail(function, 999, only=0)
@@ -357,7 +357,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("function", FACTS)
-def test_a_fact_that_failed_when_the_gpu_was_attached_is_asked_again(function: str) -> None:
+def test_property_that_failed_at_attach_is_retried(function: str) -> None:
     with simulated(gpu(0), init=False) as node:
         simulated_driver.fail(function, 999)
         source = NvmlSource(ALL)
@@ -383,7 +383,7 @@ def _profiles(reading: GpuReading) -> list[str]:
     return [one.instance.profile for one in reading.instances]
 
 
-def test_a_new_mig_layout_is_followed_while_running() -> None:
+def test_new_mig_layout_is_detected_at_runtime() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         assert _profiles(it.after(1).gpus[0]) == ["1g.10gb", "1g.10gb"]
         new = instance(5, "3g.40gb", profile_id=9, compute_slices=3, memory_slices=4, memory_bytes=40448 * MIB)
@@ -394,7 +394,7 @@ def test_a_new_mig_layout_is_followed_while_running() -> None:
         assert reading.instances[0].instance.memory_slices == 4
 
 
-def test_mig_switched_on_while_running_is_seen() -> None:
+def test_mig_mode_enabled_at_runtime_is_detected() -> None:
     with watched(gpu()) as it:
         assert not it.after(1).gpus[0].gpu.mig_enabled
         it.node.change(mig_enabled=True, instances=(instance(1),))
@@ -405,7 +405,7 @@ def test_mig_switched_on_while_running_is_seen() -> None:
         assert _profiles(reading.gpus[0]) == ["1g.10gb"]
 
 
-def test_a_reading_says_when_it_ended_and_how_long_it_took() -> None:
+def test_reading_has_its_end_time_and_duration() -> None:
     with simulated(gpu(), init=False, faults={Fault.SLOW: 0.25}) as node:
         source = NvmlSource(ALL, clock=lambda: node.seconds)
         source.open()
@@ -418,7 +418,7 @@ def test_a_reading_says_when_it_ended_and_how_long_it_took() -> None:
     assert reading.taken_at_seconds == pytest.approx(1000.0 + took)
 
 
-def test_a_model_with_gpm_and_one_without_work_side_by_side() -> None:
+def test_gpus_with_and_without_gpm_coexist() -> None:
     with watched(gpu(0, model=H100), gpu(1, model=T4)) as it:
         it.after(1)
         first, second = it.after(1).gpus
@@ -426,7 +426,7 @@ def test_a_model_with_gpm_and_one_without_work_side_by_side() -> None:
     assert Field.PROF_GR_ENGINE_ACTIVE not in second.values
 
 
-def test_an_instance_destroyed_between_two_looks_at_the_layout_is_left_out_and_then_gone() -> None:
+def test_instance_destroyed_between_layout_checks_is_removed() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         assert len(it.after(1).gpus[0].instances) == 2
         it.node.change(instances=(instance(2),))
@@ -440,7 +440,7 @@ def test_an_instance_destroyed_between_two_looks_at_the_layout_is_left_out_and_t
     "function",
     ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"],
 )
-def test_instances_that_the_driver_fails_to_tell_are_not_gone(function: str) -> None:
+def test_unlistable_instances_are_kept_and_marked_incomplete(function: str) -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)
         simulated_driver.fail(function, 999)
@@ -459,7 +459,7 @@ def test_instances_that_the_driver_fails_to_tell_are_not_gone(function: str) -> 
 
 
 @pytest.mark.parametrize("code", [4, 10, 999])
-def test_an_instance_that_cannot_be_described_for_a_moment_keeps_its_place_beside_a_new_one(code: int) -> None:
+def test_temporarily_undescribable_instance_stays_listed_with_a_new_one(code: int) -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)
         it.node.change(instances=(instance(1), instance(2), instance(3)))
@@ -476,7 +476,7 @@ def test_an_instance_that_cannot_be_described_for_a_moment_keeps_its_place_besid
 @pytest.mark.parametrize(
     ("function", "told"), [("nvmlDeviceGetAttributes_v2", [3, 5]), ("nvmlDeviceGetUUID", [2, 3, 5])]
 )
-def test_an_instance_that_cannot_be_described_hides_no_other_and_is_missed(
+def test_undescribable_instance_hides_no_other_and_marks_the_list_incomplete(
     monkeypatch: pytest.MonkeyPatch, function: str, told: list[int]
 ) -> None:
     """The one that was in its place before is gone if that has another UUID by now, and else may be there still."""
@@ -502,7 +502,7 @@ def test_an_instance_that_cannot_be_described_hides_no_other_and_is_missed(
         assert reading.gpus[0].lacks_instances is False
 
 
-def test_an_instance_that_is_made_again_under_its_uuid_has_its_new_shape() -> None:
+def test_recreated_instance_with_its_old_uuid_has_its_new_profile() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         assert _profiles(it.after(1).gpus[0]) == ["1g.10gb", "1g.10gb"]
         new = instance(1, "3g.40gb", profile_id=9, compute_slices=3, memory_slices=4, memory_bytes=40448 * MIB)
@@ -512,7 +512,7 @@ def test_an_instance_that_is_made_again_under_its_uuid_has_its_new_shape() -> No
         assert [one.instance.memory_slices for one in reading.instances] == [4, 1]
 
 
-def test_where_nothing_was_told_before_the_instances_that_can_be_described_are_told_at_once() -> None:
+def test_first_reading_lists_all_describable_instances() -> None:
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         simulated_driver.fail("nvmlDeviceGetAttributes_v2", 999, times=1)
         source = NvmlSource(ALL)
@@ -524,7 +524,7 @@ def test_where_nothing_was_told_before_the_instances_that_can_be_described_are_t
     assert reading.gpus[0].lacks_instances
 
 
-def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left_out_alone() -> None:
+def test_instance_destroyed_during_description_is_omitted_alone() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)
         it.node.change(instances=(instance(1), instance(2), instance(3)))
@@ -534,7 +534,7 @@ def test_an_instance_that_is_destroyed_while_the_instances_are_described_is_left
         assert reading.errors == {}
 
 
-def test_a_gpu_is_not_attached_with_a_guessed_shape() -> None:
+def test_gpu_with_unknown_mig_mode_is_not_attached() -> None:
     with simulated(partitioned(instance(1)), gpu(1), init=False) as node:
         simulated_driver.fail("nvmlDeviceGetMigMode", 999, only=0)
         source = NvmlSource(ALL)
@@ -546,7 +546,7 @@ def test_a_gpu_is_not_attached_with_a_guessed_shape() -> None:
         source.close()
 
 
-def test_an_instance_that_does_not_answer_is_there_and_unknown() -> None:
+def test_unresponsive_instance_is_listed_without_values() -> None:
     with watched(partitioned(instance(1), instance(2))) as it:
         it.after(1)
         simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", 999)
@@ -554,7 +554,7 @@ def test_an_instance_that_does_not_answer_is_there_and_unknown() -> None:
         assert (one.instance.gpu_instance_id, one.values, one.processes) == (1, {}, None)
 
 
-def test_an_instance_without_a_memory_figure_has_everything_else() -> None:
+def test_instance_without_memory_value_has_all_other_values() -> None:
     with watched(partitioned(instance(1, processes=(process(11),)))) as it:
         simulated_driver.fail("nvmlDeviceGetMemoryInfo_v2", 3)
         it.after(1)
@@ -566,7 +566,7 @@ def test_an_instance_without_a_memory_figure_has_everything_else() -> None:
         assert reading.errors == {}
 
 
-def test_compute_instances_of_one_gpu_instance_do_not_each_have_its_memory() -> None:
+def test_compute_instances_of_one_gpu_instance_have_no_own_memory_value() -> None:
     def part(number: int) -> MigTruth:
         memory = {"memory_slices": 4, "memory_bytes": 40448 * MIB, "profile_id": 9}
         return instance(1, "1c.3g.40gb", compute_instance=number, processes=(process(11 + number),), **memory)
@@ -589,7 +589,7 @@ def test_compute_instances_of_one_gpu_instance_do_not_each_have_its_memory() -> 
     assert sorted(pids) == [[], [11], [12]]
 
 
-def test_a_new_instance_takes_no_measurement_from_its_neighbours() -> None:
+def test_new_instance_has_no_measurement_of_its_neighbour() -> None:
     with watched(partitioned(instance(1))) as it:
         simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
         it.after(1)
@@ -600,7 +600,7 @@ def test_a_new_instance_takes_no_measurement_from_its_neighbours() -> None:
         assert Field.PROF_GR_ENGINE_ACTIVE not in new.values
 
 
-def test_a_gpu_that_is_lost_in_the_middle_of_a_sample_gives_no_half_reading() -> None:
+def test_gpu_lost_during_a_sample_gives_no_partial_reading() -> None:
     with watched(gpu(0, processes=(process(11),)), gpu(1)) as it:
         simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15, only=0)
         reading = it.after(1)
@@ -610,13 +610,13 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_sample_gives_no_half_reading() ->
         assert states(it.after(11)) == [UP, UP]
 
 
-def test_error_counters_that_the_driver_leaves_untouched_are_absent() -> None:
+def test_ecc_counters_left_unset_by_the_driver_are_absent() -> None:
     ecc = {Field.ECC_SBE_VOL_TOTAL, Field.ECC_DBE_VOL_TOTAL, Field.ECC_SBE_AGG_TOTAL, Field.ECC_DBE_AGG_TOTAL}
     with watched(gpu(overrides=dict.fromkeys(ecc))) as it:
         assert not ecc & set(it.after(1).gpus[0].values)
 
 
-def test_any_slot_that_the_driver_leaves_untouched_is_absent() -> None:
+def test_field_left_unset_by_the_driver_is_absent() -> None:
     class Forgetful:
         """A driver that answers the batch with success and fills nothing."""
 
@@ -632,7 +632,7 @@ def test_any_slot_that_the_driver_leaves_untouched_is_absent() -> None:
 
 
 @pytest.mark.parametrize("counted_by", [138, 202])
-def test_a_counter_with_two_ids_is_told_by_the_one_that_counts(counted_by: int) -> None:
+def test_counter_with_two_ids_uses_the_nonzero_one(counted_by: int) -> None:
     def answer(_: object, count: ctypes.c_int32, array: object) -> int:
         for slot in array._obj[: count.value]:  # type: ignore[attr-defined]
             slot.valueType, slot.timestamp = 3, 1
@@ -645,7 +645,7 @@ def test_a_counter_with_two_ids_is_told_by_the_one_that_counts(counted_by: int) 
     assert values[Field.NVLINK_TX_BYTES_TOTAL] == (4096 * 1024 if counted_by == 138 else 4096)
 
 
-def test_a_refused_call_for_all_field_values_is_made_again_with_the_next_sample() -> None:
+def test_refused_field_values_call_is_retried_with_the_next_sample() -> None:
     with watched(gpu()) as it:
         call = library.function("nvmlDeviceGetFieldValues")
         refused = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -657,14 +657,14 @@ def test_a_refused_call_for_all_field_values_is_made_again_with_the_next_sample(
         assert Field.TOTAL_ENERGY_CONSUMPTION in it.after(1).gpus[0].values
 
 
-def test_the_wrong_package_of_the_same_module_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_pynvml_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pynvml, "_nvmlGetFunctionPointer")
     with pytest.raises(SourceError, match="install nvidia-ml-py") as caught:
         NvmlSource(ALL).open()
     assert caught.value.reason == "wrong_package"
 
 
-def test_a_package_that_lacks_newer_codes_is_named_too() -> None:
+def test_pynvml_package_without_newer_codes_is_reported() -> None:
     script = (
         "import pynvml\n"
         "for name in ('NVML_ERROR_GPU_NOT_FOUND', '_nvmlGetFunctionPointer'):\n"

@@ -37,7 +37,7 @@ def sampled(one: GpuTruth) -> Iterator[tuple[Node, Sample]]:
             source.close()
 
 
-def test_a_gpu_that_failed_before_the_clock_was_set_back_is_looked_for_as_soon_as_any() -> None:
+def test_failed_gpu_is_retried_on_time_after_the_clock_is_set_back() -> None:
     with sampled(gpu()) as (node, sample):
         assert sample(1.0, HOUR).state is DeviceState.UP
         node.change(fault=Fault.GPU_LOST)
@@ -47,7 +47,7 @@ def test_a_gpu_that_failed_before_the_clock_was_set_back_is_looked_for_as_soon_a
         assert sample(10.0, 0.0).state is DeviceState.UP
 
 
-def test_a_driver_that_was_opened_without_a_gpu_is_opened_anew_though_the_clock_was_set_back() -> None:
+def test_driver_opened_without_a_gpu_is_reopened_after_the_clock_is_set_back() -> None:
     with sampled(gpu()) as (node, sample):
         sample(1.0, HOUR)
         node.change(fault=Fault.UNKNOWN_ERROR)
@@ -57,7 +57,7 @@ def test_a_driver_that_was_opened_without_a_gpu_is_opened_anew_though_the_clock_
         assert sample(5.0, -HOUR).state is DeviceState.UP
 
 
-def test_processes_are_asked_for_no_sooner_for_a_clock_that_was_set_forward() -> None:
+def test_processes_are_not_polled_sooner_after_the_clock_is_set_forward() -> None:
     """Over a fifth of a second the driver has seen one of two processes only, and the other would look idle."""
     with sampled(BUSY) as (_, sample):
         for _ in range(20):
@@ -70,7 +70,7 @@ def test_processes_are_asked_for_no_sooner_for_a_clock_that_was_set_forward() ->
             assert all((one.sm_ratio or 0.0) > 0.2 for one in after.processes)
 
 
-def test_after_a_clock_was_set_back_nobody_is_idle_because_no_sample_is_newer_than_the_last() -> None:
+def test_processes_stay_active_after_the_clock_is_set_back() -> None:
     with sampled(BUSY) as (_, sample):
         for _ in range(20):
             sample(0.25, 0.0)
@@ -112,14 +112,14 @@ def readings_between_silences() -> Iterator[GpuReading]:
         driver.uninstall()
 
 
-def test_after_a_driver_was_silent_within_a_sample_processes_are_asked_for_no_sooner() -> None:
+def test_processes_are_not_polled_sooner_after_a_driver_hang_in_a_sample() -> None:
     """What it tells of them is of the time since its answer; of a fifth of a second it knows one process only."""
     for told in readings_between_silences():
         assert told.processes is not None
         assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)
 
 
-def test_rates_are_by_the_time_between_answers_and_not_between_questions() -> None:
+def test_rates_use_the_time_between_answers() -> None:
     for told in readings_between_silences():
         assert told.values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.9, abs=0.01)
         assert told.values[Field.NVLINK_BANDWIDTH_TOTAL] == pytest.approx(4.0e9 / 1024 / 1000, rel=0.01)

@@ -46,7 +46,7 @@ async def test_unattributed_row_has_a_name_for_each_part(site: Running) -> None:
 
 
 @pytest.mark.parametrize("name", ["pod", "container", "service", "annotation:owner"])
-async def test_cost_stays_whole_by_what_the_ledger_does_not_record(site: Running, name: str) -> None:
+async def test_cost_total_is_the_same_for_dimensions_not_in_the_ledger(site: Running, name: str) -> None:
     document = await site.json(f"{WEEKLY}&aggregate=namespace,{name}")
     (found,), (whole,) = document["data"], (await site.json(f"{WEEKLY}&aggregate=namespace"))["data"]
     costs = {key.partition("/")[0]: row["totalCost"] for key, row in found.items()}
@@ -55,13 +55,13 @@ async def test_cost_stays_whole_by_what_the_ledger_does_not_record(site: Running
     assert f"does not record {name}" in document["warning"]
 
 
-async def test_idle_row_is_there_for_either_word(site: Running) -> None:
+async def test_idle_row_is_present_for_either_parameter(site: Running) -> None:
     for words, there in (("idle=true", True), ("includeIdle=true", True), ("idle=false&includeIdle=false", False)):
         (found,) = (await site.json(f"/allocation?window=7d&aggregate=namespace&{words}"))["data"]
         assert ("__idle__" in found) is there
 
 
-async def test_default_currency_applies_and_names_what_it_leaves_out(site: Running) -> None:
+async def test_default_currency_applies_and_other_currencies_are_named_in_a_warning(site: Running) -> None:
     usual = await site.json(f"{WEEKLY}&aggregate=namespace")
     assert usual["currency"] == "USD"
     assert "costs in EUR are left out" in usual["warning"]
@@ -71,7 +71,7 @@ async def test_default_currency_applies_and_names_what_it_leaves_out(site: Runni
     assert (await site.json("/model/getConfigs"))["data"] == {"currencyCode": "USD"}
 
 
-async def test_gpus_without_a_price_have_an_unknown_cost_and_not_0(site: Running) -> None:
+async def test_gpu_without_a_price_has_an_unknown_cost_instead_of_zero(site: Running) -> None:
     """In the first days of the fleet, one of its twelve nodes has no price."""
     start = WEEK - 31 * DAY_SECONDS
     document = await site.json(f"/allocation?window={start},{start + DAY_SECONDS}&aggregate=cluster,node")
@@ -84,7 +84,7 @@ async def test_gpus_without_a_price_have_an_unknown_cost_and_not_0(site: Running
     assert "had no price and are in no cost" in document["warning"]
 
 
-async def test_currency_of_clients_is_not_guessed_among_several(fleet_prometheus: FleetServer) -> None:
+async def test_ambiguous_currency_is_refused(fleet_prometheus: FleetServer) -> None:
     async with running(fleet_prometheus.url) as site:
         for path in ("/model/getConfigs", "/model/assets", "/model/allocation?aggregate=namespace"):
             answer = await site.get(path)
@@ -104,7 +104,7 @@ async def test_unknown_parameters_are_ignored_with_a_warning(site: Running) -> N
     assert strict.status == 400
 
 
-async def test_nodes_cost_what_their_gpus_cost_held_or_not(site: Running) -> None:
+async def test_node_cost_includes_allocated_and_unallocated_gpus(site: Running) -> None:
     (listed,) = (await site.json("/model/assets?window=7d&accumulate=true&filterTypes=Node"))["data"]
     truth = {
         f"{cluster}/Node/{node}": totals.money["USD"].total

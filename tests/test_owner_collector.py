@@ -30,7 +30,7 @@ def series(view: OwnersView | None = OWNERS, **more: object) -> dict[str, list[t
     }
 
 
-def test_an_owner_shows_what_is_known_of_it() -> None:
+def test_owner_series_export_known_values() -> None:
     page = series()
     assert page["gpu_owner_gpus"] == [(JOB, 1.0)]
     assert page["gpu_owner_estimated_gpus"] == [(JOB, 0.25)]
@@ -57,7 +57,7 @@ def test_an_owner_shows_what_is_known_of_it() -> None:
         ("", {"15m", "30m", "1h", "2h", "24h"}),
     ],
 )
-def test_an_owner_shows_the_windows_by_which_its_policy_is_judged(policy: str, shown: set[str]) -> None:
+def test_owner_exports_the_windows_of_its_policy(policy: str, shown: set[str]) -> None:
     every = dict.fromkeys(WINDOWS, 1.0)
     figures = {"active_seconds": every, "measured_seconds": every, "unused_gpus": every}
     use = replace(OWNERS.owners[0], policy=policy, **figures)
@@ -66,7 +66,7 @@ def test_an_owner_shows_the_windows_by_which_its_policy_is_judged(policy: str, s
         assert {labels["window"] for labels, _ in page[name]} == shown
 
 
-def test_an_owner_that_holds_nothing_shows_its_windows_alone() -> None:
+def test_owner_without_devices_exports_only_its_windows() -> None:
     page = series(replace(OWNERS, owners=OWNERS.owners[1:], broken_gpus={}, xids=()))
     ended = {"node": "node-a", "workload_namespace": "vision", "workload_kind": "Pod", "workload_name": "short-job"}
     assert {name for name in page if name.startswith("gpu_owner_")} == {
@@ -76,7 +76,7 @@ def test_an_owner_that_holds_nothing_shows_its_windows_alone() -> None:
     assert page["gpu_owner_measured_gpu_seconds"] == [(ended | {"window": "24h"}, 60.0)]
 
 
-def test_a_pool_is_labelled_with_what_is_known_of_the_node() -> None:
+def test_pool_has_the_labels_known_for_the_node() -> None:
     page = series()
     pool = {"node": "node-a", "model": "NVIDIA H100 80GB HBM3", "instance_type": "p5.48xlarge", "capacity_type": "spot"}
     assert page["gpu_pool_gpus"] == [(pool, 4)]
@@ -88,17 +88,17 @@ def test_a_pool_is_labelled_with_what_is_known_of_the_node() -> None:
     assert unlabelled == [({"node": "node-a", "model": "NVIDIA H100 80GB HBM3"}, 4)]
 
 
-def test_an_owner_shows_its_broken_gpus_and_the_errors_of_its_programs() -> None:
+def test_owner_exports_broken_gpus_and_application_xids() -> None:
     page = series()
     assert page["gpu_owner_broken_gpus"] == [(JOB, 2)]
     device = {"gpu": "2", "uuid": "MIG-290", "pod_namespace": "vision", "pod_name": "resnet-0", "xid": "31"}
     assert page["gpu_owner_xid_last_seen_timestamp_seconds"] == [(JOB | device, 1_760_000_100.5)]
 
 
-def test_a_shared_idle_device_is_named_by_index_uuid_and_instance() -> None:
+def test_shared_idle_device_has_index_uuid_and_instance_labels() -> None:
     carried = {"node": "node-a", "gpu": "2", "uuid": "MIG-290", "gpu_instance": "9"}
     assert series()["gpu_shared_idle_gpus"] == [(carried, 0.125)]
 
 
-def test_without_owners_there_is_no_series_of_them() -> None:
+def test_owner_series_are_absent_without_owners() -> None:
     assert series(None) == {}

@@ -48,12 +48,12 @@ def telling(**values: float) -> DeviceView:
         (with_xid(TRAINED, 94), False),
     ],
 )
-def test_a_gpu_with_a_critical_fault_is_its_owners(view: DeviceView, *, broken: bool) -> None:
+def test_gpu_with_a_critical_fault_is_a_broken_gpu_of_its_owner(view: DeviceView, *, broken: bool) -> None:
     beside = whole(held(holder("b", "GPU-1"), 0.0, OTHER), index=1)
     assert faults_of(OwnerFaults(), 1.0, view, beside).broken_gpus == ({TRAIN: 1} if broken else {})
 
 
-def test_events_make_a_gpu_broken_for_as_long_as_their_alerts_last() -> None:
+def test_error_events_mark_a_gpu_broken_for_the_duration_of_their_alert() -> None:
     faults = OwnerFaults()
     assert faults_of(faults, 0.0, TRAINED).broken_gpus == {}, "errors of before the start are old"
     grown = telling(ECC_DBE_VOL_TOTAL=5)
@@ -66,7 +66,7 @@ def test_events_make_a_gpu_broken_for_as_long_as_their_alerts_last() -> None:
         assert bool(faults_of(faults, minute * MINUTE, fallen).broken_gpus) is broken
 
 
-def test_who_held_a_broken_gpu_within_an_hour_is_its_owner_still() -> None:
+def test_last_owner_keeps_a_broken_gpu_for_one_hour() -> None:
     faults = OwnerFaults()
     faults_of(faults, 0.0, TRAINED)
     dead = whole(state=DeviceState.LOST)
@@ -74,7 +74,7 @@ def test_who_held_a_broken_gpu_within_an_hour_is_its_owner_still() -> None:
     assert faults_of(faults, HELD_SECONDS + 1, dead).broken_gpus == {}
 
 
-def test_an_owner_of_several_pods_counts_each_board_once_and_an_instance_is_a_part_of_its_board() -> None:
+def test_owner_counts_each_board_once_and_an_instance_as_its_board() -> None:
     board = gpu(2, mig=True)
     first, second = instances_of(board, ("3g.40gb", "3g.40gb"))
     views = (
@@ -87,7 +87,7 @@ def test_an_owner_of_several_pods_counts_each_board_once_and_an_instance_is_a_pa
     assert faults_of(OwnerFaults(), 0.0, *views).broken_gpus == {TRAIN: 3, OTHER: 1}
 
 
-def test_an_error_of_a_program_is_shown_for_ten_minutes_with_every_pod_that_held_the_device() -> None:
+def test_application_xid_is_shown_for_ten_minutes_with_every_holder() -> None:
     faults = OwnerFaults()
     faults_of(faults, 0.0, whole(held(holder("a"), 1.0), held(holder("b"), 1.0, OTHER)))
     erred = with_xid(whole(held(holder("b"), 1.0, OTHER)), 31, at=60.0)
@@ -101,7 +101,7 @@ def test_an_error_of_a_program_is_shown_for_ten_minutes_with_every_pod_that_held
     assert faults_of(faults, 660.0, erred).xids == ()
 
 
-def test_a_pod_of_which_the_owner_is_known_late_is_shown_under_it() -> None:
+def test_pod_with_a_late_owner_is_shown_with_that_owner() -> None:
     faults = OwnerFaults()
     (before,) = faults_of(faults, 1.0, with_xid(whole(held(holder("a"), 1.0, None)), 13)).xids
     assert before.owner == Owner(namespace="ml", kind="Pod", name="a")
@@ -109,7 +109,7 @@ def test_a_pod_of_which_the_owner_is_known_late_is_shown_under_it() -> None:
     assert after.owner == TRAIN
 
 
-def test_holders_that_are_remembered_are_few() -> None:
+def test_remembered_holders_are_limited() -> None:
     faults = OwnerFaults()
     for number in range(2 * HOLDERS_LIMIT):
         faults_of(faults, number / HOLDERS_LIMIT, whole(held(holder(f"pod-{number}"), 1.0)))
@@ -118,7 +118,7 @@ def test_holders_that_are_remembered_are_few() -> None:
     assert len(faults._held) == HOLDERS_LIMIT
 
 
-def test_154_needs_nobody_where_the_gpu_reports_its_action() -> None:
+def test_xid_154_has_no_tier_if_the_gpu_reports_its_recovery_action() -> None:
     assert xid_tier(154) is XidTier.WARNING
     assert xid_tier(154, tells_action=True) is XidTier.NONE
     assert xid_tier(999, tells_action=True) is XidTier.WARNING

@@ -20,7 +20,7 @@ def sharer(pod: str, ratio: float | None, owner: Owner | None = TRAIN, *, parts:
     return held(holder(pod, share=1 / parts, mode=ShareMode.SHARED), ratio, owner, **told)  # type: ignore[arg-type]
 
 
-def test_an_owner_has_the_sum_of_its_holders() -> None:
+def test_owner_figures_are_the_sum_of_its_holders() -> None:
     node = OwnedNode()
     node.until(
         HOUR,
@@ -36,7 +36,7 @@ def test_an_owner_has_the_sum_of_its_holders() -> None:
     assert (use.estimated_gpus, use.underused_gpus, dict(use.unused_gpus)) == (None, None, {})
 
 
-def test_profiled_seconds_of_an_owner_are_by_window_and_bottleneck() -> None:
+def test_profiled_seconds_are_counted_by_window_and_bottleneck() -> None:
     node = OwnedNode()
     memory = ResourceProfile((0.2, 0.6, 0.0, 0.0), Bottleneck.MEMORY)
     starved = ResourceProfile((0.05, 0.0, 0.01, 0.0), Bottleneck.STARVED, sm_ratio=0.3)
@@ -70,7 +70,7 @@ def test_profiled_seconds_of_an_owner_are_by_window_and_bottleneck() -> None:
     assert node.use().effective_seconds["24h"] == pytest.approx(0.65 * 2.05 * HOUR, rel=0.01), "ended holders count"
 
 
-def test_cost_labels_divide_no_owner() -> None:
+def test_cost_labels_do_not_split_an_owner() -> None:
     node = OwnedNode(prices={"GPU-0": DOLLARS, "GPU-1": DOLLARS})
     llm, vision = (replace(TRAIN, cost_labels=f"project={name}") for name in ("llm", "vision"))
     first = whole(held(holder("a"), 1.0, llm))
@@ -93,7 +93,7 @@ def test_recreated_pods_cover_the_window_of_their_owner() -> None:
     assert use.unused_gpus == {}, "the pod that holds it now is younger than any window"
 
 
-def test_an_owner_that_holds_nothing_now_keeps_what_it_used() -> None:
+def test_owner_without_devices_keeps_its_past_usage() -> None:
     node = OwnedNode()
     node.until(20 * MINUTE, whole(held(holder("a"), 1.0)))
     node.until(25 * MINUTE, whole())
@@ -106,7 +106,7 @@ def test_an_owner_that_holds_nothing_now_keeps_what_it_used() -> None:
     assert node.view().owners == ()
 
 
-def test_the_wait_for_an_owner_is_shown_under_the_pod_and_moves_on() -> None:
+def test_usage_of_an_unknown_owner_is_shown_for_the_pod_and_moves_later() -> None:
     node = OwnedNode()
     unknown = held(holder("a"), 1.0, None)
     node.until(10 * MINUTE, whole(unknown))
@@ -136,7 +136,7 @@ def test_unmeasured_time_is_neither_active_nor_measured() -> None:
         (0.0, 0.12, None),
     ],
 )
-def test_low_activity_of_a_device_makes_it_underused(busy_until: float, low: float, expected: float | None) -> None:
+def test_low_device_activity_is_underused(busy_until: float, low: float, expected: float | None) -> None:
     node = OwnedNode()
     if busy_until:
         node.until(busy_until, whole(held(holder("a"), 1.0)))
@@ -144,7 +144,7 @@ def test_low_activity_of_a_device_makes_it_underused(busy_until: float, low: flo
     assert node.use().underused_gpus == expected
 
 
-def test_an_hour_below_5_percent_is_underused_though_the_last_minutes_are_busier() -> None:
+def test_one_hour_below_5_percent_is_underused_despite_recent_activity() -> None:
     node = OwnedNode()
     node.until(50 * MINUTE, whole(held(holder("a"), 0.0)))
     node.until(HOUR, whole(held(holder("a"), 0.2)))
@@ -153,7 +153,7 @@ def test_an_hour_below_5_percent_is_underused_though_the_last_minutes_are_busier
     assert node.use().underused_gpus is None
 
 
-def test_a_device_is_judged_by_its_own_activity_beside_a_busy_one() -> None:
+def test_device_activity_is_judged_separately_from_a_busy_neighbour() -> None:
     node = OwnedNode()
     busy, idle = held(holder("a"), 1.0), held(holder("a", "GPU-1"), 0.0)
     node.until(2 * HOUR + MINUTE, whole(busy), whole(idle, index=1))
@@ -173,7 +173,7 @@ def test_unused_needs_nine_tenths_of_the_window_measured() -> None:
     assert node.use().unused_gpus == {"30m": 1.0, "1h": 1.0}
 
 
-def test_one_second_of_work_in_an_hour_is_not_nothing_and_two_tenths_of_one_are() -> None:
+def test_unused_window_tolerates_short_activity_only() -> None:
     for work, expected in ((0.2, True), (4.0, False)):
         node = OwnedNode()
         node.until(30 * MINUTE, whole(held(holder("a"), 0.0)))
@@ -183,7 +183,7 @@ def test_one_second_of_work_in_an_hour_is_not_nothing_and_two_tenths_of_one_are(
         assert ("1h" in node.use().unused_gpus) is expected
 
 
-def test_a_day_without_use_goes_by_the_idle_clock() -> None:
+def test_unused_day_uses_the_idle_clock() -> None:
     node = OwnedNode()
     node.until(HOUR, whole(held(holder("a"), 0.0, idle_for=86_399.0)))
     assert "24h" not in node.use().unused_gpus
@@ -191,7 +191,7 @@ def test_a_day_without_use_goes_by_the_idle_clock() -> None:
     assert node.use().unused_gpus["24h"] == 1.0
 
 
-def test_mig_instances_weigh_their_share() -> None:
+def test_mig_instances_count_with_their_share() -> None:
     board = gpu(0, mig=True)
     slices = instances_of(board, ("1g.10gb",) * 7)
     boarded = DeviceView(gpu=board, allocation=None)
@@ -228,7 +228,7 @@ def test_mig_instances_weigh_their_share() -> None:
     assert pool.unallocated_cost_per_hour == {"USD": pytest.approx(4 * 4 / 7)}
 
 
-def test_a_busy_quarter_is_busy() -> None:
+def test_busy_quarter_share_is_active() -> None:
     node = OwnedNode()
     node.until(HOUR, whole(*(sharer(pod, 0.25 if pod == "a" else 0.0) for pod in "abcd"), busy=0.25))  # type: ignore[arg-type]
     use = node.use()
@@ -237,7 +237,7 @@ def test_a_busy_quarter_is_busy() -> None:
     assert use.underused_gpus == 0.75
 
 
-def test_estimated_sharers_are_in_no_figure_but_what_they_hold_and_cost() -> None:
+def test_estimated_shares_count_only_in_gpus_and_cost() -> None:
     node = OwnedNode(prices={"GPU-0": DOLLARS, "GPU-1": DOLLARS})
     shared = whole(sharer("a", 0.0, source=ESTIMATED, idle_for=9.0), sharer("b", 0.0, source=ESTIMATED))  # type: ignore[arg-type]
     node.until(HOUR, shared, whole(held(holder("c", "GPU-1"), 0.0, idle_for=5.0), index=1))
@@ -250,7 +250,7 @@ def test_estimated_sharers_are_in_no_figure_but_what_they_hold_and_cost() -> Non
     assert use.idle_cost_per_hour == {"USD": 4.0}
 
 
-def test_policy_is_the_most_patient_and_the_opt_out_the_latest() -> None:
+def test_policy_is_the_most_patient_and_opt_out_the_latest_of_the_holders() -> None:
     node = OwnedNode()
     for classes, expected in (
         (("batch",), "batch"),
@@ -282,7 +282,7 @@ def test_policy_is_the_most_patient_and_the_opt_out_the_latest() -> None:
     assert node.use().opt_out_until_seconds is None
 
 
-def test_idle_time_is_that_of_the_device_that_worked_last() -> None:
+def test_idle_time_is_that_of_the_most_recently_active_device() -> None:
     node = OwnedNode()
     node.sample(
         [
@@ -294,7 +294,7 @@ def test_idle_time_is_that_of_the_device_that_worked_last() -> None:
     assert node.use().idle_for_seconds == 70.0
 
 
-def test_money_is_by_currency_and_absent_without_a_price() -> None:
+def test_cost_is_by_currency_and_absent_without_a_price() -> None:
     euros = replace(DOLLARS, currency="EUR", per_hour=3.0)
     node = OwnedNode(prices={"GPU-0": DOLLARS, "GPU-1": euros})
     node.until(HOUR, *(whole(held(holder("a", f"GPU-{number}"), 0.5), index=number) for number in range(3)))
@@ -311,7 +311,7 @@ def shared_node(hours: float = 2.05, ratio: float = 0.0, **told: object) -> Owne
     return node
 
 
-def test_a_shared_device_that_is_idle_for_two_hours_is_shown_as_a_whole() -> None:
+def test_shared_device_idle_for_two_hours_is_shown_as_a_whole() -> None:
     (idle,) = shared_node().view().shared_idle
     assert (idle.gpu_index, idle.uuid, idle.gpu_instance, idle.gpus) == (0, "GPU-0", "", 0.5)
 
@@ -328,15 +328,15 @@ def test_a_shared_device_that_is_idle_for_two_hours_is_shown_as_a_whole() -> Non
     ],
     ids=["young", "at work", "inference", "reserved", "for good", "opted out"],
 )
-def test_a_shared_device_is_left_alone(told: dict[str, object]) -> None:
+def test_exempt_or_active_shared_device_is_not_shown_as_idle(told: dict[str, object]) -> None:
     assert shared_node(**told).view().shared_idle == ()  # type: ignore[arg-type]
 
 
-def test_an_opt_out_that_is_over_mutes_no_shared_device() -> None:
+def test_expired_opt_out_does_not_mute_a_shared_device() -> None:
     assert shared_node(off_until=HOUR).view().shared_idle
 
 
-def test_a_shared_device_of_a_system_namespace_is_left_alone() -> None:
+def test_shared_device_of_a_system_namespace_is_not_shown_as_idle() -> None:
     node = OwnedNode()
     system = Owner(namespace="gpu-operator", kind="DaemonSet", name="validator")
     views = whole(sharer("a", 0.0, source=ESTIMATED), sharer("b", 0.0, system, source=ESTIMATED))  # type: ignore[arg-type]
@@ -344,14 +344,14 @@ def test_a_shared_device_of_a_system_namespace_is_left_alone() -> None:
     assert node.view().shared_idle == ()
 
 
-def test_a_shared_device_whose_sharers_are_measured_is_not_judged_as_a_whole() -> None:
+def test_shared_device_with_measured_holders_is_not_judged_as_a_whole() -> None:
     node = OwnedNode()
     node.until(2.1 * HOUR, whole(sharer("a", 0.0), sharer("b", 0.0)))  # type: ignore[arg-type]
     assert node.view().shared_idle == ()
     assert node.use().unused_gpus["2h"] == 0.5
 
 
-def test_work_in_the_hour_before_the_last_keeps_a_shared_device_from_being_idle() -> None:
+def test_work_in_the_previous_hour_keeps_a_shared_device_active() -> None:
     node = OwnedNode()
     busy = whole(sharer("a", 0.25, source=ESTIMATED), busy=0.25)  # type: ignore[arg-type]
     idle = whole(sharer("a", 0.0, source=ESTIMATED))  # type: ignore[arg-type]
@@ -363,7 +363,7 @@ def test_work_in_the_hour_before_the_last_keeps_a_shared_device_from_being_idle(
     assert node.view().shared_idle
 
 
-def test_pools_count_gpus_that_are_down_and_say_nothing_of_what_is_not_known() -> None:
+def test_pools_count_lost_gpus_and_omit_unknown_values() -> None:
     node = OwnedNode(prices={f"GPU-{number}": DOLLARS for number in range(3)})
     lost = whole(index=1, busy=None, state=DeviceState.LOST)
     node.sample([whole(), lost, whole(held(holder("a", "GPU-2"), 0.0), index=2), whole(index=3, model="L4")])
@@ -376,7 +376,7 @@ def test_pools_count_gpus_that_are_down_and_say_nothing_of_what_is_not_known() -
     assert (pool.gpus, pool.unallocated_gpus, pool.unallocated_cost_per_hour) == (1, None, {})
 
 
-def test_what_was_measured_of_a_holder_does_not_count_while_it_is_estimated() -> None:
+def test_measured_seconds_of_a_holder_do_not_count_while_it_is_estimated() -> None:
     node = OwnedNode()
     measured = whole(held(holder("c", "GPU-1"), 0.0), index=1)
     node.until(HOUR, whole(sharer("a", 0.25)), measured)  # type: ignore[arg-type]
@@ -389,7 +389,7 @@ def test_what_was_measured_of_a_holder_does_not_count_while_it_is_estimated() ->
     assert node.use().active_seconds["15m"] == pytest.approx(0.25 * 900)
 
 
-def test_an_owner_of_estimated_shares_alone_has_no_windows() -> None:
+def test_owner_with_only_estimated_shares_has_no_windows() -> None:
     node = OwnedNode()
     node.until(HOUR, whole(sharer("a", 0.1, source=ESTIMATED)))  # type: ignore[arg-type]
     use = node.use()

@@ -40,12 +40,12 @@ class Told:
         return PodFacts(owner=owner, queue="gold", pod_uid=self.pod_uid) if owner and known else None
 
 
-def test_without_metadata_the_namespace_pays() -> None:
+def test_namespace_is_the_owner_without_metadata() -> None:
     assert Owners().owner_of(holder("a")) == Owner(namespace="ml")
     assert Owners().facts(holder("a")) is None
 
 
-def test_a_pod_keeps_the_owner_that_it_was_first_known_by_and_another_pod_of_its_name_has_its_own() -> None:
+def test_pod_keeps_its_first_owner_and_a_new_pod_with_its_name_gets_its_own() -> None:
     told = Told({"a": JOB})
     owners = Owners(tenancy=told)
     first, second = holder("a", uid="1"), holder("a", uid="2")
@@ -62,7 +62,7 @@ def test_a_pod_keeps_the_owner_that_it_was_first_known_by_and_another_pod_of_its
 
 
 @pytest.mark.parametrize("uids", ["12", "2"], ids=["the same pod, then a new one", "a new pod"])
-def test_an_owner_outlives_the_agent_with_what_was_held(uids: str) -> None:
+def test_owner_of_a_holder_survives_an_agent_restart(uids: str) -> None:
     told = Told({"a": JOB})
     owners = Owners(tenancy=told)
     meter = Meter(1.0, owners.owner_of)
@@ -75,7 +75,7 @@ def test_an_owner_outlives_the_agent_with_what_was_held(uids: str) -> None:
         assert after.owner_of(holder("a", uid=uid)) == owner_of[uid]
 
 
-def test_a_namespace_that_paid_for_want_of_metadata_is_no_owner_to_be_kept() -> None:
+def test_namespace_owner_from_missing_metadata_is_not_pinned() -> None:
     meter = Meter(1.0, Owners().owner_of)
     meter.add((held(uid="1"),), 0.0)
     after = Owners(tenancy=Told({"a": JOB}))
@@ -102,7 +102,7 @@ def seconds_of(ledgers: Ledgers, owner: Owner) -> float | None:
     return totals.seconds.total if totals else None
 
 
-def test_what_a_pod_had_before_its_owner_was_known_is_its_owners() -> None:
+def test_time_before_the_owner_is_known_is_charged_to_the_owner() -> None:
     told = Told()
     owners, ledgers = Owners(tenancy=told), Ledgers()
     meter = Meter(1.0, owners.owner_of)
@@ -119,7 +119,7 @@ def test_what_a_pod_had_before_its_owner_was_known_is_its_owners() -> None:
     assert len(after.view().accounts) == 1
 
 
-def test_a_pod_of_which_nothing_is_ever_known_pays_for_itself() -> None:
+def test_pod_with_a_never_known_owner_becomes_its_own_owner() -> None:
     owners, ledgers = Owners(tenancy=Told()), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     metered(owners, ledgers, meter, range(11))
@@ -129,7 +129,7 @@ def test_a_pod_of_which_nothing_is_ever_known_pays_for_itself() -> None:
     assert owners.owner_of(holder("a")) == ITSELF
 
 
-def test_the_time_of_another_pod_of_the_name_waits_for_its_own_owner() -> None:
+def test_time_of_a_new_pod_with_the_same_name_waits_for_its_own_owner() -> None:
     told = Told({"a": JOB})
     owners = Owners(tenancy=told)
     assert owners.owner_of(holder("a", uid="1")) == JOB
@@ -141,7 +141,7 @@ def test_the_time_of_another_pod_of_the_name_waits_for_its_own_owner() -> None:
     assert owners.settled(provisional, 1.0) == OTHER_TEAM
 
 
-def test_a_pod_made_again_while_the_api_is_away_is_not_charged_to_the_owner_of_the_former() -> None:
+def test_pod_recreated_during_an_api_outage_is_not_charged_to_the_former_owner() -> None:
     alone, again = (
         Owner(namespace="ml", kind="Pod", name="a", team="x"),
         Owner(namespace="ml", kind="Pod", name="a", team="y"),
@@ -159,7 +159,7 @@ def test_a_pod_made_again_while_the_api_is_away_is_not_charged_to_the_owner_of_t
     assert owners.owner_of(holder("a", uid="uid-2")) == again
 
 
-def test_time_of_two_pods_of_a_name_that_both_waited_for_the_api_goes_to_each_ones_own_owner() -> None:
+def test_pending_time_of_two_pods_with_one_name_goes_to_each_own_owner() -> None:
     told = Told()
     owners, ledgers = Owners(tenancy=told), Ledgers()
     meter = Meter(1.0, owners.owner_of)
@@ -177,7 +177,7 @@ def test_time_of_two_pods_of_a_name_that_both_waited_for_the_api_goes_to_each_on
     assert owners.owner_of(holder("a", uid="uid-3")) == replace(WAITS, pod_uid="uid-3"), "a third one waits again"
 
 
-def test_a_pod_that_pays_for_itself_keeps_its_cost_labels_over_a_restart() -> None:
+def test_self_owned_pod_keeps_its_cost_labels_after_a_restart() -> None:
     alone = replace(ITSELF, cost_labels="project=llm")
     meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
@@ -190,7 +190,7 @@ def test_a_pod_that_pays_for_itself_keeps_its_cost_labels_over_a_restart() -> No
         read(MeterState, state)
 
 
-def test_a_pod_on_two_lines_of_the_ledger_is_given_up_on_both_at_once() -> None:
+def test_pod_in_two_ledger_lines_is_given_up_in_both_at_once() -> None:
     owners = Owners(tenancy=Told())
     assert owners.settled(WAITS, 0.0) == WAITS
     assert [owners.settled(WAITS, PATIENCE_SECONDS) for _ in range(2)] == [ITSELF, ITSELF]
@@ -201,7 +201,7 @@ def remembered(owners: Owners) -> int:
     return sum(len(one) for one in kept if isinstance(one, Sized))
 
 
-def test_owners_of_ten_thousand_pods_are_forgotten_with_them_and_that_of_one_that_runs_is_not() -> None:
+def test_owners_of_ended_pods_are_forgotten_and_those_of_running_pods_stay() -> None:
     told = Told({"a": JOB})
     owners, waiting, most = Owners(tenancy=told), list[Owner](), 0
     for number in range(10_000):
@@ -215,7 +215,7 @@ def test_owners_of_ten_thousand_pods_are_forgotten_with_them_and_that_of_one_tha
     assert most < 500, "of twenty minutes, a pod each ten seconds"
 
 
-def test_a_pod_that_was_not_told_of_for_some_minutes_keeps_its_owner() -> None:
+def test_pod_missing_for_some_minutes_keeps_its_owner() -> None:
     told = Told({"a": JOB})
     owners = Owners(tenancy=told)
     assert owners.owner_of(holder("a", uid="1")) == JOB
@@ -226,7 +226,7 @@ def test_a_pod_that_was_not_told_of_for_some_minutes_keeps_its_owner() -> None:
     assert owners.owner_of(holder("a", uid="1")) == JOB
 
 
-def test_a_pod_that_pays_for_itself_keeps_its_team_over_a_restart_in_an_outage() -> None:
+def test_self_owned_pod_keeps_its_team_after_a_restart_during_an_outage() -> None:
     alone = Owner(namespace="ml", kind="Pod", name="a", team="vision")
     meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
@@ -244,7 +244,7 @@ def unattributed(ledgers: Ledgers) -> float:
 
 
 @given(steps=st.lists(st.sampled_from(["tell", "forget", "retell", "tick", "restart"]), max_size=30))
-def test_whatever_the_api_does_every_second_is_entered_once_and_on_one_owner(steps: list[str]) -> None:
+def test_every_second_is_charged_once_to_one_owner_for_any_api_answers(steps: list[str]) -> None:
     told = Told()
     owners, ledgers = Owners(tenancy=told), Ledgers()
     meter = Meter(1.0, owners.owner_of)

@@ -52,7 +52,7 @@ def active(metering: Metering, steady: float) -> float:
     return use.active_seconds.get("15m", 0.0) if use else 0.0
 
 
-def test_windows_go_on_after_a_restart_and_what_was_not_saved_is_unmeasured(tmp_path: Path) -> None:
+def test_windows_continue_after_a_restart_and_unsaved_time_is_unmeasured(tmp_path: Path) -> None:
     run(agent(tmp_path), 0, 110)
     restarted = agent(tmp_path, steady=200.0)
     assert active(restarted, 200.0) == pytest.approx(SAVE_SECONDS, abs=0.01)
@@ -60,14 +60,14 @@ def test_windows_go_on_after_a_restart_and_what_was_not_saved_is_unmeasured(tmp_
     assert active(restarted, 300.0) == pytest.approx(SAVE_SECONDS + 100.0, abs=0.01)
 
 
-def test_an_agent_that_ends_saves_all_of_its_windows(tmp_path: Path) -> None:
+def test_last_save_includes_the_whole_windows(tmp_path: Path) -> None:
     metering = agent(tmp_path)
     run(metering, 0, 90)
     save_now(metering, NOON + 90, 90.0, last=True)
     assert active(agent(tmp_path, steady=95.0), 95.0) == pytest.approx(90.0, abs=0.01)
 
 
-def test_windows_are_written_once_a_minute_and_apart_from_the_ledger(tmp_path: Path) -> None:
+def test_windows_are_written_once_a_minute_to_a_separate_file(tmp_path: Path) -> None:
     metering, written = agent(tmp_path), []
     for second in range(180):
         run(metering, second, second)
@@ -90,7 +90,7 @@ def test_windows_of_another_boot_are_not_restored_with_a_ledger_of_this_one(tmp_
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"version":1,"sha256":"00","state":{}}\n', None])
-def test_a_damaged_file_costs_the_windows_and_not_the_ledger(tmp_path: Path, content: bytes | None) -> None:
+def test_damaged_file_loses_the_windows_but_not_the_ledger(tmp_path: Path, content: bytes | None) -> None:
     run(agent(tmp_path), 0, 90)
     file = StateFile(tmp_path, FILE_NAME)
     if content is None:
@@ -111,7 +111,7 @@ def test_a_damaged_file_costs_the_windows_and_not_the_ledger(tmp_path: Path, con
     assert sum(totals.seconds.active for totals in view.accounts.values()) >= 170.0
 
 
-def test_windows_that_cannot_be_saved_are_counted_and_harm_nothing(tmp_path: Path) -> None:
+def test_unsaved_windows_are_counted_and_affect_nothing_else(tmp_path: Path) -> None:
     metering = agent(tmp_path)
     (tmp_path / f"{FILE_NAME}.new").mkdir()
     run(metering, 0, 130)
@@ -122,7 +122,7 @@ def test_windows_that_cannot_be_saved_are_counted_and_harm_nothing(tmp_path: Pat
     assert json.loads((tmp_path / FILE_NAME).read_text())["state"]["boot_id"] == "boot"
 
 
-def test_figures_are_made_again_when_the_holders_change() -> None:
+def test_figures_are_recomputed_when_the_holders_change() -> None:
     metering = agent(None)
     run(metering, 0, 20)
     first = metering.owners_view(BUSY, now=NOON, steady=20.0)
@@ -132,7 +132,7 @@ def test_figures_are_made_again_when_the_holders_change() -> None:
     assert metering.owners_view(grown, now=NOON, steady=40.0).owners is not first.owners
 
 
-def test_an_hour_of_a_simulated_node_may_take_a_minute() -> None:
+def test_simulated_pace_shortens_an_hour_to_a_minute() -> None:
     metering = agent(None)
     metering.owner_windows = OwnerWindows(pace=60.0)
     run(metering, 0, 60)

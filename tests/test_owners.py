@@ -87,7 +87,7 @@ def pod_of(document: Mapping[str, Any]) -> PodMetadata:
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_a_pod_as_its_makers_label_it_has_the_owner_that_they_mean(path: Path) -> None:
+def test_fixture_pods_have_their_expected_owners(path: Path) -> None:
     fixture = read_yaml(path.read_text())
     namespace, expected = fixture.get("namespace", {}), fixture["expected"]
     pod = pod_of(fixture["pod"])
@@ -104,7 +104,7 @@ def test_a_pod_as_its_makers_label_it_has_the_owner_that_they_mean(path: Path) -
     } == {"team": "", "queue": "", "class": "", "opt_out": None, "problems": [], **expected}
 
 
-def test_every_rule_has_a_pod_that_it_is_the_first_to_know() -> None:
+def test_every_rule_is_the_first_match_of_a_fixture_pod() -> None:
     pods = [pod_of(read_yaml(path.read_text())["pod"]) for path in FIXTURES]
     first = {next((index for index, rule in enumerate(RULES) if rule(pod)), None) for pod in pods}
     assert first == {*range(len(RULES)), None}
@@ -112,7 +112,7 @@ def test_every_rule_has_a_pod_that_it_is_the_first_to_know() -> None:
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_only_the_annotations_that_are_asked_for_are_read(path: Path) -> None:
+def test_only_the_wanted_annotations_are_read(path: Path) -> None:
     fixture = read_yaml(path.read_text())
     pod = pod_of(fixture["pod"])
     rules = replace(DEFAULTS, exported_annotations=("sidecar.istio.io/inject",))
@@ -138,14 +138,14 @@ def test_an_unchanged_pod_never_changes_its_owner(
 
 @settings(deadline=None)
 @given(PODS, st.dictionaries(st.from_regex(r"[a-z]{1,9}\.example\.com/[a-z]{1,9}", fullmatch=True), ANY_TEXT))
-def test_labels_that_no_rule_reads_change_nothing(pod: PodMetadata, others: dict[str, str]) -> None:
+def test_labels_without_a_rule_change_nothing(pod: PodMetadata, others: dict[str, str]) -> None:
     more = replace(pod, labels={**pod.labels, **others}, annotations={**pod.annotations, **others})
     assert facts_of(more, {}, {}, DEFAULTS) == facts_of(pod, {}, {}, DEFAULTS)
 
 
 @settings(deadline=None)
 @given(PODS, MAPPINGS, MAPPINGS)
-def test_any_text_gives_one_owner_that_can_be_printed(
+def test_arbitrary_text_gives_one_printable_owner(
     pod: PodMetadata, labels: dict[str, str], annotations: dict[str, str]
 ) -> None:
     facts = facts_of(pod, labels, annotations, OwnerRules(team_keys=TEAM_KEYS, exported_labels=KEYS))
@@ -163,7 +163,7 @@ def test_any_text_gives_one_owner_that_can_be_printed(
     assert set(facts.problems) <= {"bad_workload_class", "bad_opt_out", *owners}
 
 
-def test_what_makes_an_owner_less_sure_is_named() -> None:
+def test_uncertain_owners_have_named_problems() -> None:
     pod = PodMetadata(namespace="n", name="p", uid="u", owner_kind="Deployment2", owner_name="x", owner_api="e.com/v1")
     rules = OwnerRules(team_keys=("team",))
     assert facts_of(pod, {}, {}, rules).problems == ("unknown_kind",)
@@ -174,7 +174,7 @@ def test_what_makes_an_owner_less_sure_is_named() -> None:
     assert facts_of(lone, {}, {"team": b"\xffision".decode(errors="replace")}, rules).problems == ("text_unreadable",)
 
 
-def test_a_pod_that_its_labels_give_to_several_has_the_first_in_the_table() -> None:
+def test_pod_matching_several_rules_gets_the_first_in_the_table() -> None:
     everything = PodMetadata(
         namespace="n",
         name="p",
@@ -215,12 +215,12 @@ def test_a_pod_that_its_labels_give_to_several_has_the_first_in_the_table() -> N
         ("backup-٢٩٠١٢٣٤٥", ("Job", "backup-٢٩٠١٢٣٤٥")),
     ],
 )
-def test_a_cron_job_is_guessed_from_a_plausible_minute_alone(name: str, expected: tuple[str, str]) -> None:
+def test_cron_job_is_inferred_only_from_a_plausible_minute(name: str, expected: tuple[str, str]) -> None:
     pod = PodMetadata(namespace="n", name="p", uid="u", owner_kind="Job", owner_name=name, owner_api="batch/v1")
     assert workload_of(pod) == expected
 
 
-def test_a_replica_set_whose_name_does_not_end_in_its_hash_is_what_it_is() -> None:
+def test_replica_set_without_hash_suffix_is_its_own_workload() -> None:
     pod = PodMetadata(
         namespace="n",
         name="p",
@@ -250,7 +250,7 @@ class Noting(dict[str, str]):
         return default
 
 
-def test_the_documentation_names_every_key_that_is_read_and_every_kind_of_a_rule() -> None:
+def test_owners_document_names_every_key_and_every_kind_of_a_rule() -> None:
     text = (Path(__file__).parent.parent / "docs" / "owners.md").read_text()
     labels, annotations = Noting(), Noting()
     facts_of(
@@ -268,7 +268,7 @@ def teams(pod: PodMetadata, labels: Mapping[str, str], annotations: Mapping[str,
     return facts_of(pod, labels, annotations, DEFAULTS).owner.team
 
 
-def test_the_team_is_looked_for_on_the_pod_then_on_its_namespace_labels_first() -> None:
+def test_team_is_read_from_the_pod_then_the_namespace_labels_first() -> None:
     pod = PodMetadata(
         namespace="n", name="p", uid="u", labels={"department": "a"}, annotations={"team": "b", "owner": "c"}
     )
@@ -279,7 +279,7 @@ def test_the_team_is_looked_for_on_the_pod_then_on_its_namespace_labels_first() 
     assert teams(replace(pod, labels={}, annotations={}), {}, {}) == ""
 
 
-def test_cost_labels_are_the_named_labels_of_the_pod_or_else_its_namespace_by_key() -> None:
+def test_cost_labels_come_from_the_pod_or_its_namespace_sorted_by_key() -> None:
     pod = PodMetadata(
         namespace="n",
         name="p",
@@ -302,7 +302,7 @@ def test_the_order_of_team_keys_decides_between_two_on_one_object() -> None:
     assert facts_of(pod, {}, {}, OwnerRules()).owner.team == ""
 
 
-def test_two_long_texts_with_one_beginning_stay_two() -> None:
+def test_long_texts_with_a_common_prefix_stay_distinct() -> None:
     one, two = label_text("x" * 4096 + "1", 128), label_text("x" * 4096 + "2", 128)
     assert len(one) == len(two) == 128
     assert one != two
@@ -320,11 +320,11 @@ def test_two_long_texts_with_one_beginning_stay_two() -> None:
         ("Zürich 東京 🙂", "Zürich 東京 🙂"),
     ],
 )
-def test_what_cannot_be_printed_is_left_out(text: str, expected: str) -> None:
+def test_unprintable_characters_are_removed(text: str, expected: str) -> None:
     assert label_text(text, 64) == expected
 
 
-def test_a_pod_that_says_nothing_has_the_least_facts() -> None:
+def test_pod_without_labels_has_only_default_facts() -> None:
     facts = facts_of(PodMetadata(namespace="n", name="p", uid="u"), {}, {}, DEFAULTS)
     assert facts == PodFacts(owner=facts.owner)
     assert (facts.owner.namespace, facts.owner.kind, facts.owner.name, facts.owner.team) == ("n", "Pod", "p", "")

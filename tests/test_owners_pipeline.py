@@ -33,7 +33,7 @@ def seen_shares(snapshot: Snapshot) -> Held:
 
 
 @pytest.mark.parametrize("name", ["dra", "hami", "volcano-vgpu", "kai", "owners", "demo"])
-async def test_holders_and_their_shares_are_the_true_ones_on_page_and_ledger(name: str, tmp_path: Path) -> None:
+async def test_holders_and_shares_match_the_scenario_on_page_and_ledger(name: str, tmp_path: Path) -> None:
     held: dict[tuple[str, str], list[float]] = defaultdict(list)
     async with pipeline(scenario.load(name), tmp_path, with_api=True) as node:
         for second in SECONDS:

@@ -72,7 +72,7 @@ def read(snapshot: Snapshot | None, *, whole: bool = False, cost_service_url: st
     return tags
 
 
-def test_the_page_says_who_holds_what_and_since_when_it_is_idle() -> None:
+def test_page_shows_holders_and_their_idle_time() -> None:
     text = read(made.rich_snapshot()).text
     for words in (
         "gpu-node-a",
@@ -90,7 +90,7 @@ def test_the_page_says_who_holds_what_and_since_when_it_is_idle() -> None:
         assert words in text
 
 
-def test_a_simulated_node_says_so_at_the_top_and_in_the_title_and_a_real_one_never() -> None:
+def test_simulated_node_is_marked_at_the_top_and_in_the_title_only() -> None:
     simulated, real = node_page.document(made.rich_snapshot()), node_page.document(made.snapshot(made.held(0, "a")))
     assert "SIMULATED NODE — nothing here is real" in simulated
     assert "<title>SIMULATED GPUs of" in simulated
@@ -102,28 +102,28 @@ def test_the_longest_idle_holder_comes_first() -> None:
     assert text.index("idle for 25 h 0 min") < text.index("idle for 5 min")
 
 
-def test_the_card_of_a_shared_gpu_counts_its_idle_sharers() -> None:
+def test_card_of_a_shared_gpu_counts_its_idle_holders() -> None:
     assert "GPU 5 62 % 1 idle 3 pods" in read(made.snapshot(made.shared(5))).text
 
 
-def test_a_pod_is_idle_only_since_the_last_of_its_devices_went_idle() -> None:
+def test_pod_idle_time_starts_when_its_last_active_device_becomes_idle() -> None:
     text = read(made.snapshot(made.held(0, "pair", 0.0, 9000), made.held(1, "pair", 0.0, 600))).text
     assert "idle for 10 min ml/ pair GPU 0, GPU 1" in text
 
 
-def test_a_long_list_of_idle_holders_is_cut_and_says_so() -> None:
+def test_long_list_of_idle_holders_is_truncated_with_a_note() -> None:
     text = read(made.snapshot(*(made.held(index, f"pod-{index}", 0.0, 1000.0 + index) for index in range(11)))).text
     assert "idle for 16 min ml/ pod-10" in text
     assert "and 3 more, marked in the table" in text
 
 
-def test_nobody_is_pointed_at_for_a_short_pause_or_for_what_was_not_measured() -> None:
+def test_short_pause_and_unmeasured_device_are_not_listed_as_idle() -> None:
     page_html = made.fragment(made.snapshot(made.held(0, "bursty", 0.0, 60), made.held(1, "dark", None)))
     assert "Held, but idle" not in page_html
     assert "nothing on this device measures it" in page_html
 
 
-def test_free_held_and_unknown_are_three_different_words() -> None:
+def test_free_held_and_unknown_devices_are_shown_distinctly() -> None:
     unknown = made.view(1, allocation=AllocationState.UNKNOWN)
     text = read(made.snapshot(made.view(0), unknown, made.held(2, "a"))).text
     assert "free" in text
@@ -131,7 +131,7 @@ def test_free_held_and_unknown_are_three_different_words() -> None:
     assert "in use" in text
 
 
-def test_troubles_of_source_and_attribution_are_told_with_their_mend() -> None:
+def test_source_and_attribution_problems_are_shown_with_their_fix() -> None:
     broken = made.snapshot(
         sources=(SourceStatus(name="nvml", state=SourceState.FAILED, reason="driver_not_loaded", message="load <it>"),),
         attribution={"known": False, "problem": "no kubelet socket; mount it"},
@@ -145,11 +145,11 @@ def test_troubles_of_source_and_attribution_are_told_with_their_mend() -> None:
     assert "No devices" in text
 
 
-def test_before_the_first_picture_there_is_a_page_too() -> None:
+def test_page_exists_before_the_first_snapshot() -> None:
     assert "Starting" in read(None, whole=True).text
 
 
-def test_nothing_is_loaded_from_elsewhere_and_only_the_pages_own_script_may_run() -> None:
+def test_page_loads_nothing_external_and_allows_only_its_own_script() -> None:
     document = node_page.document(made.rich_snapshot())
     tags = read(made.rich_snapshot(), whole=True)
     assert all(link.startswith(("/", "#", "data:,")) for link in tags.links)
@@ -162,7 +162,7 @@ def test_nothing_is_loaded_from_elsewhere_and_only_the_pages_own_script_may_run(
         assert f"{directive} 'sha256-{digest}'" in node_page.CONTENT_SECURITY_POLICY
 
 
-def test_the_page_works_without_script_and_is_announced_to_those_who_do_not_see() -> None:
+def test_page_works_without_script_and_for_screen_readers() -> None:
     document = node_page.document(made.rich_snapshot())
     tags = read(made.rich_snapshot(), whole=True)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in document
@@ -173,7 +173,7 @@ def test_the_page_works_without_script_and_is_announced_to_those_who_do_not_see(
     assert all('aria-hidden="true"' in svg for svg in re.findall("<svg[^>]*>", document))
 
 
-def test_text_from_outside_is_escaped_everywhere() -> None:
+def test_external_text_is_escaped_everywhere() -> None:
     view = made.held(0, EVIL, namespace=EVIL)
     evil = replace(
         view,
@@ -201,7 +201,7 @@ def test_text_from_outside_is_escaped_everywhere() -> None:
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
-def test_no_name_can_break_the_page(pod: str, namespace: str) -> None:
+def test_arbitrary_names_do_not_break_the_page(pod: str, namespace: str) -> None:
     read(made.snapshot(made.held(0, pod, 0.0, 500, namespace=namespace), node=pod))
 
 
@@ -217,12 +217,12 @@ def test_no_name_can_break_the_page(pod: str, namespace: str) -> None:
         (-1, "0 s", "0 s"),
     ],
 )
-def test_durations_are_told_as_people_say_them(seconds: float, text: str, brief: str) -> None:
+def test_durations_are_formatted_for_reading(seconds: float, text: str, brief: str) -> None:
     assert formatting.duration(seconds) == text
     assert formatting.brief(seconds) == brief
 
 
-def test_a_little_activity_is_not_shown_as_none() -> None:
+def test_low_activity_is_not_shown_as_zero() -> None:
     assert formatting.percent(0.001) == "<1 %"
     assert formatting.percent(0.0) == "0 %"
 
@@ -237,7 +237,7 @@ def remembering(snapshot: Snapshot, **steps: list[float | None]) -> Snapshot:
     return replace(snapshot, history=ActivityHistory(ends_at_seconds=made.TAKEN_AT - 5, levels=levels))
 
 
-def test_card_and_row_draw_the_past_of_a_gpu_and_say_it_in_words() -> None:
+def test_card_and_row_show_the_history_of_a_gpu_with_a_text_label() -> None:
     held = made.snapshot(made.held(0, "a", 0.0, 155.0), made.held(1, "b", 0.5))
     page_html = made.fragment(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5]))
     # 155 s before now are 150 s, 15 steps, before the end of the newest step.
@@ -255,7 +255,7 @@ def test_card_and_row_draw_the_past_of_a_gpu_and_say_it_in_words() -> None:
     )
 
 
-def test_a_device_without_a_past_has_an_empty_picture_without_words() -> None:
+def test_device_without_history_has_an_empty_chart_without_label() -> None:
     assert read(made.snapshot(made.held(0, "a"))).labels == []
     assert made.fragment(made.snapshot(made.held(0, "a"))).count('class="spark"') == 2
     assert (
@@ -264,7 +264,7 @@ def test_a_device_without_a_past_has_an_empty_picture_without_words() -> None:
     )
 
 
-def test_a_lost_gpu_shows_its_past_and_no_dashes() -> None:
+def test_lost_gpu_shows_its_history_without_dashes() -> None:
     lost = remembering(made.snapshot(made.lost(0)), gpu_0=[0.9, None])
     row = made.fragment(lost).partition('id="gpu-0"')[2].partition("</tr>")[0]
     assert 'aria-label="last 20 s, 90 % on average' in row
@@ -272,7 +272,7 @@ def test_a_lost_gpu_shows_its_past_and_no_dashes() -> None:
     assert "unknown" not in row
 
 
-def test_names_lead_to_what_the_owner_costs_and_faults_to_the_runbook() -> None:
+def test_names_link_to_owner_costs_and_faults_to_the_runbook() -> None:
     facts = PodFacts(owner=Owner(namespace="ml", kind="Job", name="train & co"))
     held = made.held(0, "train-0", 0.0, 8000.0)
     known = replace(held, pods=(replace(held.pods[0], facts=facts),))
@@ -291,7 +291,7 @@ def test_names_lead_to_what_the_owner_costs_and_faults_to_the_runbook() -> None:
     )
 
 
-def test_every_part_of_the_runbook_that_the_page_links_to_exists() -> None:
+def test_every_linked_runbook_section_exists() -> None:
     templates = Path(node_page.__file__).parent / "templates"
     alerts = {
         name.lower()
@@ -303,7 +303,7 @@ def test_every_part_of_the_runbook_that_the_page_links_to_exists() -> None:
     assert [alert for alert in alerts if f"\n### {alert}\n" not in runbook] == []
 
 
-def test_a_table_says_what_its_activity_is_a_share_of_and_what_its_measures_mean() -> None:
+def test_tables_explain_their_activity_and_measures() -> None:
     text = read(made.snapshot(made.shared(0), made.held(1, "a"))).text
     assert "Devices and their holders activity: share of the device" in text
     assert "Owners what they hold now; activity: share of their part" in text
@@ -311,7 +311,7 @@ def test_a_table_says_what_its_activity_is_a_share_of_and_what_its_measures_mean
     assert "utilisation share of time" not in text, "only of measures that the table has"
 
 
-def test_a_node_with_56_instances_is_one_light_page() -> None:
+def test_node_with_56_instances_is_one_small_page() -> None:
     devices = [view for index in range(8) for view in made.partitioned(index, made.SEVEN)]
     restless = [(step * 37 % 101) / 100 for step in range(ActivityHistory.STEPS)]
     past = {f"gpu_{index}": restless for index in range(8)}

@@ -17,7 +17,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium")
-async def test_the_page_renews_itself_without_reloading_and_says_that_it_is_live(tmp_path: Path) -> None:
+async def test_page_refreshes_without_reloading_and_announces_it(tmp_path: Path) -> None:
     first = made.rich_snapshot()
     asked: list[Snapshot] = []
 

@@ -22,7 +22,7 @@ def priced(*views: DeviceView, price: Price = PRICE, **changes: object) -> Snaps
     return changed(made.snapshot(*views, metering=metering), **changes)
 
 
-def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_cost() -> None:
+def test_idle_notebook_is_highlighted_with_its_past_and_hourly_cost() -> None:
     view = priced(made.held(0, "train-0", 0.9), made.held(1, "notebook-anna", 0.0, 3 * 3600.0))
     text = read(view).text
     assert "idle for 3 h 0 min $12.00 at $4.00 an hour ml/ notebook-anna GPU 1" in text
@@ -33,12 +33,12 @@ def test_the_forgotten_notebook_stands_out_with_what_it_has_cost_and_goes_on_to_
     assert "<b>$4.00</b>" in made.fragment(view)
 
 
-def test_the_idle_holder_that_has_cost_most_comes_first_and_not_the_one_that_idles_longest() -> None:
+def test_most_expensive_idle_holder_comes_first_not_the_longest_idle() -> None:
     text = read(priced(*made.partitioned(0, made.MIXED), made.held(1, "notebook-anna", 0.0, 5000.0))).text
     assert text.index("ml/ notebook-anna") < text.index("research/ worker-0-1")
 
 
-def test_a_holder_costs_its_share_and_what_nobody_holds_is_told_apart() -> None:
+def test_holder_costs_its_share_and_unallocated_cost_is_separate() -> None:
     view = priced(made.shared(0), *made.partitioned(1, made.MIXED), made.view(2))
     text = read(view).text
     assert "Held, cost now $5.86 /h" in text  # 3 x 1/4, 3/7 and 2/7 of 4.00
@@ -46,12 +46,12 @@ def test_a_holder_costs_its_share_and_what_nobody_holds_is_told_apart() -> None:
     assert "$1.71" in text
 
 
-def test_where_holders_are_not_known_nothing_is_said_to_be_nobodys() -> None:
+def test_unknown_holders_give_no_unallocated_cost() -> None:
     unknown = replace(made.view(0), allocation=AllocationState.UNKNOWN)
     assert "/h" not in read(priced(unknown)).text
 
 
-def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() -> None:
+def test_rest_of_a_gpu_with_possible_holders_is_not_unallocated() -> None:
     doubtful = [replace(view, rest_is_free=False) for view in made.partitioned(0, made.MIXED)]
     lacking = [replace(view, lacks_instances=not view.instance) for view in doubtful]
     shared = replace(made.shared(0), rest_is_free=False)
@@ -61,7 +61,7 @@ def test_the_rest_of_a_gpu_that_somebody_may_hold_is_not_said_to_be_nobodys() ->
     assert node_page.unheld(priced(*doubtful)) == {}, "as the ledger has it: slices of no instance are in doubt, too"
 
 
-def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
+def test_unknown_price_is_shown_in_words_and_never_as_zero() -> None:
     view = priced(made.held(0, "a", 0.0, 7200.0), price=PRICE, metering={"prices": {}, "unpriced_gpus": 1})
     text = read(view).text
     assert "idle for 2 h 0 min no price ml/ a" in text
@@ -70,13 +70,13 @@ def test_an_unknown_price_is_told_in_words_and_never_as_nothing() -> None:
     assert "$" not in text
 
 
-def test_some_held_gpus_without_a_price_are_told_beside_the_sum() -> None:
+def test_held_gpus_without_a_price_are_counted_next_to_the_sum() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
     half = changed(view, metering={"prices": {made.gpu(0).uuid: PRICE}})
     assert "Held, cost now $4.00 /h and 1 without price" in read(half).text
 
 
-def test_the_source_of_the_prices_is_told_once_with_what_they_cover() -> None:
+def test_price_source_is_shown_once_with_the_gpus_that_it_covers() -> None:
     eight = [made.held(index, f"train-{index}") for index in range(8)]
     text = read(priced(*eight)).text
     assert text.count("8 x H100 80GB HBM3: $4.00 an hour fleet:h100, as of 2026-10-01") == 1
@@ -87,26 +87,26 @@ def test_the_source_of_the_prices_is_told_once_with_what_they_cover() -> None:
     assert "a bundled list price, what you pay may differ" in text
 
 
-def test_currencies_stand_side_by_side() -> None:
+def test_currencies_are_shown_side_by_side() -> None:
     view = priced(made.held(0, "a"), made.held(1, "b"))
     euro = replace(PRICE, currency="EUR", per_hour=3.0)
     both = changed(view, metering={"prices": {made.gpu(0).uuid: PRICE, made.gpu(1).uuid: euro}})
     assert "€3.00 + $4.00 /h" in read(both).text
 
 
-def test_without_prices_and_a_price_book_the_page_has_no_word_on_money() -> None:
+def test_page_has_no_cost_texts_without_prices_and_price_book() -> None:
     text = read(made.rich_snapshot()).text
     assert not any(word in text for word in ("price", "cost now", "Per hour", "$"))
 
 
-def test_a_gpu_that_is_free_is_never_idle_money_of_a_holder() -> None:
+def test_free_gpu_is_never_an_idle_cost_of_a_holder() -> None:
     text = read(priced(made.view(0))).text
     assert "Held, cost now none" in text
     assert "Idle holders 0 Held" in text
     assert "Free 1 $4.00/h" in text
 
 
-def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
+def test_every_table_row_has_a_cell_for_every_column() -> None:
     stray = replace(made.view(3, 0.2), unattributed_activity_ratio=0.2, unattributed_processes=1)
     views = (made.held(0, "a"), made.shared(1), *made.partitioned(2, made.SEVEN), stray, made.lost(4))
     for snapshot in (priced(*views), made.snapshot(*views)):
@@ -117,13 +117,13 @@ def test_every_row_of_the_table_has_a_cell_for_every_head() -> None:
             assert len(counts) == 1
 
 
-def test_a_ledger_that_cannot_be_saved_is_a_problem_at_the_top() -> None:
+def test_unsaved_ledger_is_shown_as_a_problem_at_the_top() -> None:
     ledger = LedgerView(state_problem="/state/ledger.json: disk full; free some space")
     text = read(priced(made.held(0, "a"), metering={"ledger": ledger})).text
     assert "ledger : /state/ledger.json: disk full; free some space" in text
 
 
-def test_names_of_rows_and_books_are_escaped() -> None:
+def test_price_sources_and_price_book_names_are_escaped() -> None:
     evil = replace(PRICE, source=EVIL, as_of=EVIL, currency="<b>")
     tags = read(priced(made.held(0, "a", 0.0, 7200.0), price=evil, metering={"price_book": EVIL}))
     assert EVIL in tags.text
@@ -134,5 +134,5 @@ def test_names_of_rows_and_books_are_escaped() -> None:
     ("value", "shown"),
     [(0.0, "$0.00"), (0.001, "<$0.01"), (12.345, "$12.35"), (12345.6, "$12,346")],
 )
-def test_amounts_are_told_as_people_say_them(value: float, shown: str) -> None:
+def test_amounts_are_formatted_for_reading(value: float, shown: str) -> None:
     assert money(value, "USD") == shown

@@ -25,18 +25,18 @@ def known(*views: DeviceView, **changes: object) -> Snapshot:
     return changed(priced(*views, metadata=MetadataStatus(known=True)), **changes)
 
 
-def test_beside_a_pod_stand_its_workload_team_queue_and_class() -> None:
+def test_pod_row_shows_workload_team_queue_and_class() -> None:
     text = read(known(of(made.held(0, "train-worker-0"), TRAIN))).text
     assert "ml/ train-worker-0 main PyTorchJob train · team core · queue gold · batch" in text
 
 
-def test_pods_of_one_workload_with_other_cost_labels_are_one_owner() -> None:
+def test_pods_of_one_workload_with_different_cost_labels_are_one_owner() -> None:
     other = replace(TRAIN, owner=replace(TRAIN.owner, cost_labels="project=llm"))
     text = read(known(of(made.held(0, "train-worker-0"), TRAIN), of(made.held(1, "train-worker-1"), other))).text
     assert "2 in 2 pods" in text
 
 
-def test_what_the_pods_name_already_says_is_not_said_again() -> None:
+def test_owner_text_already_in_the_pod_name_is_not_repeated() -> None:
     itself = PodFacts(owner=Owner(namespace="ml", kind="Pod", name="lonely"))
     notebook = PodFacts(owner=Owner(namespace="ml", kind="Notebook", name="anna"))
     html = made.fragment(known(of(made.held(0, "lonely"), itself), of(made.held(1, "anna"), notebook)))
@@ -44,7 +44,7 @@ def test_what_the_pods_name_already_says_is_not_said_again() -> None:
     assert '<span class="whose">Notebook</span>' in html
 
 
-def test_until_when_alerts_are_off_is_shown_while_it_lasts() -> None:
+def test_active_opt_out_is_shown_with_its_end() -> None:
     def told(until: float) -> str:
         return read(known(of(made.held(0, "a", 0.0, 8000.0), replace(TRAIN, opt_out_until_seconds=until)))).text
 
@@ -54,20 +54,20 @@ def test_until_when_alerts_are_off_is_shown_while_it_lasts() -> None:
     assert "alerts off" not in told(made.TAKEN_AT)
 
 
-def test_a_pods_words_that_were_not_understood_are_told_beside_it() -> None:
+def test_invalid_pod_annotations_are_shown_in_its_row() -> None:
     assert (
         "not understood: bad opt out"
         in read(known(of(made.held(0, "a"), replace(TRAIN, problems=("bad_opt_out",))))).text
     )
 
 
-def test_a_pod_whose_owner_is_not_known_yet_says_so_only_while_the_api_is_heard() -> None:
+def test_unknown_owner_is_shown_only_with_pod_metadata() -> None:
     view = made.held(0, "young")
     assert read(known(view)).text.count("owner not known yet") == 2
     assert "owner not known yet" not in made.fragment(priced(view))
 
 
-def test_idle_pods_of_one_workload_are_one_line_with_what_each_of_them_has_cost() -> None:
+def test_idle_pods_of_one_workload_are_one_line_with_their_total_cost() -> None:
     workers = [of(made.held(index, f"train-{index}", 0.0, 3600.0 * hours), TRAIN) for index, hours in enumerate((3, 5))]
     text = read(known(*workers)).text
     assert "idle for 3 h to 5 h $32.00 at $8.00 an hour ml/ train PyTorchJob · 2 pods · team core GPU 0, GPU 1" in text
@@ -75,7 +75,7 @@ def test_idle_pods_of_one_workload_are_one_line_with_what_each_of_them_has_cost(
     assert "Idle holders 2" in text
 
 
-def test_owners_stand_by_what_they_cost_with_what_they_hold_and_nobody_last() -> None:
+def test_owners_are_sorted_by_cost_and_the_unallocated_row_is_last() -> None:
     served = replace(TRAIN, owner=Owner(namespace="serving", kind="Deployment", name="chat"))
     text = read(
         known(
@@ -93,7 +93,7 @@ def test_owners_stand_by_what_they_cost_with_what_they_hold_and_nobody_last() ->
     assert "nobody 1.25 $5.00" in owners
 
 
-def test_without_metadata_namespaces_are_the_owners_and_the_page_says_how_to_have_more() -> None:
+def test_namespaces_are_the_owners_without_metadata_and_the_page_shows_the_fix() -> None:
     text = read(made.snapshot(made.held(0, "a"))).text
     assert "Namespaces pay: pod metadata is off. --kube-metadata on tells workloads, teams and queues." in text
     assert "ml namespace" in text
@@ -101,7 +101,7 @@ def test_without_metadata_namespaces_are_the_owners_and_the_page_says_how_to_hav
     assert "Namespaces pay" not in made.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
 
 
-def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
+def test_long_owner_list_is_truncated_with_a_sum_of_the_rest() -> None:
     views = [
         of(made.held(i, f"p{i}"), replace(TRAIN, owner=Owner(namespace="ml", kind="Job", name=f"j{i}")))
         for i in range(23)
@@ -109,7 +109,7 @@ def test_many_owners_are_cut_and_their_sum_stands_for_the_rest() -> None:
     assert "3 more owners 90 % 3 in 3 pods $12.00" in read(known(*views)).text
 
 
-def test_troubles_of_the_api_are_told_and_how_old_its_word_is() -> None:
+def test_api_problems_and_the_age_of_owner_data_are_shown() -> None:
     troubled = known(
         made.held(0, "a"), metadata={"problem": "pods forbidden; grant <list>", "at_seconds": made.TAKEN_AT - 600}
     )
@@ -120,7 +120,7 @@ def test_troubles_of_the_api_are_told_and_how_old_its_word_is() -> None:
     assert "owners not read yet" in read(changed(troubled, metadata={"known": False, "problem": ""})).text
 
 
-def test_counts_of_gpus_are_told_where_they_disagree() -> None:
+def test_differing_gpu_counts_are_shown() -> None:
     views = (made.held(0, "a"), made.lost(1))
     told = read(made.snapshot(*views, attribution={"advertised_devices": 2, "allocated_devices": 2})).text
     assert "GPUs : 1 seen by the driver, 2 advertised by the kubelet, 2 held by pods" in told
@@ -134,7 +134,7 @@ def test_counts_of_gpus_are_told_where_they_disagree() -> None:
         assert "seen by the driver" not in made.fragment(made.snapshot(*views, **agreeing))
 
 
-def test_how_a_holder_is_known_is_said_where_it_is_not_the_kubelets_word() -> None:
+def test_holder_source_is_shown_unless_it_is_the_device_plugin() -> None:
     words = {"annotation": "by annotation", "job-mapping": "by job mapping", "process": "by processes", "dra": "dra"}
     for name, shown in words.items():
         text = read(made.snapshot(of(made.held(0, "a"), None, source=name, container="", namespace=""))).text
@@ -142,12 +142,12 @@ def test_how_a_holder_is_known_is_said_where_it_is_not_the_kubelets_word() -> No
     assert "device-plugin" not in read(made.snapshot(made.held(0, "a"))).text
 
 
-def test_what_is_known_of_the_node_stands_in_its_head() -> None:
+def test_node_facts_are_shown_in_the_header() -> None:
     facts = NodeFacts(instance_type="p5.48xlarge", capacity_type="spot", region="us-east-1")
     assert "p5.48xlarge · spot · us-east-1" in read(made.snapshot(metering={"node_facts": facts})).text
 
 
-def test_text_of_pods_and_of_the_api_is_escaped() -> None:
+def test_pod_and_api_texts_are_escaped() -> None:
     evil = PodFacts(
         owner=Owner(namespace=EVIL, kind=EVIL, name=EVIL, team=EVIL), queue=EVIL, workload_class=EVIL, problems=(EVIL,)
     )

@@ -21,7 +21,7 @@ def unmeasured(index: int, state: ProfilingState) -> DeviceView:
     return replace(made.view(index, None), profiling=state, activity_unknown_reason="no_source")
 
 
-def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
+def test_both_sources_and_the_dcgm_version_are_shown_at_the_top() -> None:
     shown = made.fragment(snapshot(made.view(0), reading={"dcgm_version": "4.6.0"}))
     assert "nvml up" in shown
     assert "dcgm up" in shown
@@ -29,7 +29,7 @@ def test_both_sources_and_the_engine_s_version_stand_at_the_top() -> None:
     assert 'class="problem"' not in shown
 
 
-def test_a_source_that_is_away_is_told_with_the_one_that_goes_on() -> None:
+def test_failed_source_is_shown_with_the_remaining_source() -> None:
     shown = made.fragment(snapshot(made.view(0), sources=(UP, DOWN), ready=True))
     assert '<span class="chip idle">dcgm failed</span>' in shown
     assert "nobody listens at &lt;gpu-1:5555&gt; (meanwhile NVML measures alone)" in shown
@@ -38,7 +38,7 @@ def test_a_source_that_is_away_is_told_with_the_one_that_goes_on() -> None:
     assert "meanwhile" not in alone
 
 
-def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
+def test_measuring_source_is_shown_if_it_is_not_nvml() -> None:
     by_dcgm = Activity(ratio=0.4, source=ActivitySource.ENGINE, measured_by="dcgm")
     shown = made.fragment(snapshot(replace(made.view(0), activity=by_dcgm)))
     assert "measured by DCGM" in shown
@@ -54,9 +54,7 @@ def test_who_measured_is_said_where_it_is_not_the_usual_one() -> None:
         (ProfilingState.REFUSED, "end the profiler"),
     ],
 )
-def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_a_mend(
-    state: ProfilingState, fix: str
-) -> None:
+def test_missing_profiling_is_one_line_with_its_gpus_and_a_fix(state: ProfilingState, fix: str) -> None:
     views = [unmeasured(0, state), unmeasured(2, state), unmeasured(3, ProfilingState.RUNNING)]
     shown = made.fragment(snapshot(*views))
     assert shown.count('class="problem"') == 1
@@ -64,7 +62,7 @@ def test_profiling_that_does_not_run_is_one_line_with_the_gpus_that_lack_it_and_
     assert fix in shown
 
 
-def test_profiling_that_nobody_needs_or_can_mend_is_no_problem() -> None:
+def test_unneeded_or_unsupported_profiling_is_no_problem() -> None:
     by_nvml = replace(made.view(0, 0.4), profiling=ProfilingState.PAUSED)
     no_model = unmeasured(1, ProfilingState.UNSUPPORTED)
     assert 'class="problem"' not in made.fragment(snapshot(by_nvml, no_model))

@@ -54,12 +54,12 @@ def test_a_pod_is_read_with_its_controller_and_only_wanted_annotations() -> None
     )
 
 
-def test_a_whole_pod_and_its_metadata_alone_read_the_same() -> None:
+def test_whole_pod_and_metadata_only_pod_are_read_the_same() -> None:
     whole = {**pod(labels={"a": "b"}), "spec": {"containers": None}, "status": {"phase": "Running"}}
     assert parse_pod(whole, WANTED) == parse_pod(pod(labels={"a": "b"}), WANTED)
 
 
-def test_what_has_no_name_is_nothing() -> None:
+def test_pod_without_a_name_is_ignored() -> None:
     assert parse_pod({}, WANTED) is None
     assert parse_pod({"metadata": None}, WANTED) is None
     assert parse_pod({"metadata": {"name": "a"}}, WANTED) is None
@@ -72,30 +72,30 @@ def test_the_uid_of_a_static_pod_is_the_hash_of_its_file() -> None:
     assert parsed(pod(annotations={"kubernetes.io/config.hash": HASH}, ownerReferences=node)).uid == HASH
 
 
-def test_a_pod_that_only_says_it_is_static_keeps_its_own_uid() -> None:
+def test_pod_without_valid_mirror_annotations_keeps_its_own_uid() -> None:
     assert parsed(pod(annotations={"kubernetes.io/config.hash": HASH})).uid == UID
     mirror = {"kubernetes.io/config.hash": "not a hash", "kubernetes.io/config.mirror": "x"}
     assert parsed(pod(annotations=mirror)).uid == UID
 
 
-def test_long_values_are_cut_and_the_device_lists_of_schedulers_much_later() -> None:
+def test_long_values_are_truncated_and_scheduler_device_lists_less() -> None:
     found = parsed(pod(labels={"app": "x" * 9000}, annotations={"team": "y" * 9000, vgpu.HAMI_DEVICES: "z" * 90000}))
     assert len(found.labels["app"]) == TEXT_LIMIT
     assert len(found.annotations["team"]) == TEXT_LIMIT
     assert len(found.annotations[vgpu.HAMI_DEVICES]) == LONG_TEXT_LIMIT
 
 
-def test_values_that_are_no_text_become_text_or_are_left_out() -> None:
+def test_non_text_values_are_converted_or_omitted() -> None:
     labels = {"number": 7, "switch": True, "none": None, "list": [1], "half": "\ud83d", "nul": "a\0b"}
     assert parsed(pod(labels=labels)).labels == {"number": "7", "switch": "true", "half": "?", "nul": "a\0b"}
 
 
-def test_thousands_of_labels_are_not_all_kept() -> None:
+def test_number_of_kept_labels_is_limited() -> None:
     assert len(parsed(pod(labels={f"key-{number}": "v" for number in range(5000)})).labels) == 512
 
 
 @given(st.dictionaries(st.sampled_from(["labels", "annotations", "ownerReferences", "uid", "name"]), JSON))
-def test_whatever_stands_in_a_pod_it_is_read_and_its_text_can_be_encoded(metadata: dict[str, Any]) -> None:
+def test_arbitrary_pod_is_read_and_its_text_can_be_encoded(metadata: dict[str, Any]) -> None:
     found = parse_pod(pod(**metadata), WANTED)
     if found is not None:
         json.dumps([found.labels, found.annotations, found.uid], ensure_ascii=False).encode()

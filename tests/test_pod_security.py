@@ -91,7 +91,7 @@ def needed(found: list[Document]) -> str:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_the_namespace_has_the_level_that_its_pods_need_and_no_lower_one(folder: Path) -> None:
+def test_namespace_has_exactly_the_pod_security_level_of_its_pods(folder: Path) -> None:
     found = built(folder)
     (namespace,) = [document for document in found if document["kind"] == "Namespace"]
     labels = namespace["metadata"]["labels"]
@@ -113,11 +113,11 @@ def test_the_namespace_has_the_level_that_its_pods_need_and_no_lower_one(folder:
     ],
     ids=["default", "slim", "driver privileged", "without attribution", "simulated", "service alone"],
 )
-def test_the_chart_needs_the_level_that_is_said_of_it(values: str, level: str) -> None:
+def test_chart_values_need_their_documented_level(values: str, level: str) -> None:
     assert needed(documents(values=values)) == level
 
 
-def test_the_kubelets_socket_and_the_lock_keep_a_slim_agent_above_baseline() -> None:
+def test_kubelet_socket_and_lock_keep_a_minimal_agent_above_baseline() -> None:
     found = documents(
         values="agent: {processes: {enabled: false}, state: {enabled: false}, attribution: {podLogsPath: ''}}"
     )

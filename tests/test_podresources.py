@@ -108,7 +108,7 @@ async def test_only_containers_with_gpus_are_kept(client: KubeletClient, node: N
 
 
 @pytest.mark.usefixtures("server")
-async def test_devices_that_are_listed_once_per_numa_node_are_one_containers(
+async def test_device_entries_per_numa_node_are_merged_per_container(
     client: KubeletClient, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -136,7 +136,7 @@ async def test_resource_names_are_matched_by_pattern(path: Path, node: Node) -> 
 
 
 @pytest.mark.usefixtures("server")
-async def test_claims_are_read_and_those_of_other_drivers_dropped(client: KubeletClient, node: Node) -> None:
+async def test_claims_of_other_drivers_are_dropped(client: KubeletClient, node: Node) -> None:
     ids = ("dra:gpu.nvidia.com/n/gpu-0", "dra:gpu.nvidia.com/n/gpu-1#s1", "dra:compute-domain.nvidia.com/n/channel-0")
     node.holders = (holder(*ids, resource="dra:my-claim"),)
     (container,) = (await client.fetch(NOW)).containers
@@ -157,7 +157,7 @@ async def test_claims_are_read_and_those_of_other_drivers_dropped(client: Kubele
 
 
 @pytest.mark.usefixtures("server")
-async def test_containers_without_devices_are_named(client: KubeletClient, node: Node) -> None:
+async def test_containers_without_devices_are_listed_separately(client: KubeletClient, node: Node) -> None:
     node.holders = (holder(GPU), holder("dra:compute-domain.nvidia.com/n/channel-0", pod="net", resource="dra:c"))
     answer = await client.fetch(NOW)
     assert [container.pod for container in answer.containers] == ["train"]
@@ -165,7 +165,7 @@ async def test_containers_without_devices_are_named(client: KubeletClient, node:
 
 
 @pytest.mark.usefixtures("server")
-async def test_of_an_id_per_mebibyte_one_per_gpu_is_kept_and_of_other_resources_all(path: Path, node: Node) -> None:
+async def test_one_id_per_gpu_is_kept_for_mebibyte_resources_and_all_ids_for_others(path: Path, node: Node) -> None:
     per_mebibyte = tuple(f"{GPU}-memory-{number}" for number in range(88_000))
     numbered = tuple(f"{GPU}-{number}" for number in range(10))
     node.allocatable = {"volcano.sh/vgpu-memory": per_mebibyte, "volcano.sh/vgpu-number": numbered}
@@ -176,7 +176,7 @@ async def test_of_an_id_per_mebibyte_one_per_gpu_is_kept_and_of_other_resources_
     assert kept == {"volcano.sh/vgpu-memory": per_mebibyte[:1], "volcano.sh/vgpu-number": numbered}
 
 
-def test_the_messages_read_bytes_that_were_encoded_by_hand() -> None:
+def test_protobuf_messages_decode_hand_encoded_bytes() -> None:
     devices = b"\x0a\x0envidia.com/gpu\x12\x05GPU-0\x12\x05GPU-1"
     container = b"\x0a\x01c\x12" + bytes([len(devices)]) + devices + b"\x18\x07\xfa\x07\x01?"
     pod = b"\x0a\x03pod\x12\x02ns\x1a" + bytes([len(container)]) + container
@@ -185,7 +185,7 @@ def test_the_messages_read_bytes_that_were_encoded_by_hand() -> None:
     assert 'namespace: "ns"' in str(answer)
 
 
-async def test_no_socket_is_said_with_what_to_do(client: KubeletClient, path: Path) -> None:
+async def test_missing_socket_is_reported_with_its_fix(client: KubeletClient, path: Path) -> None:
     error = await failure(client)
     assert error.reason == "no_socket"
     assert "mount the directory" in str(error)
@@ -193,20 +193,20 @@ async def test_no_socket_is_said_with_what_to_do(client: KubeletClient, path: Pa
     assert "start the kubelet" in str(await failure(client))
 
 
-async def test_a_socket_that_is_a_file_is_said(client: KubeletClient, path: Path) -> None:
+async def test_regular_file_at_the_socket_path_is_reported(client: KubeletClient, path: Path) -> None:
     path.parent.mkdir()
     path.write_text("")
     assert (await failure(client)).reason == "not_a_socket"
 
 
-async def test_a_socket_that_nobody_listens_on_is_said(client: KubeletClient, path: Path) -> None:
+async def test_socket_without_listener_is_reported(client: KubeletClient, path: Path) -> None:
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(path))
     assert (await failure(client)).reason == "refused"
 
 
-async def test_a_path_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+async def test_socket_path_that_is_too_long_is_reported(tmp_path: Path) -> None:
     client = KubeletClient(str(tmp_path / ("x" * 200)))
     error = await failure(client)
     assert error.reason == "bad_path"
@@ -215,7 +215,7 @@ async def test_a_path_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop its rights")
 @pytest.mark.usefixtures("server")
-async def test_a_socket_without_permission_is_said(path: Path) -> None:
+async def test_unreadable_socket_is_reported(path: Path) -> None:
     path.parent.chmod(0o750)
     client = KubeletClient(str(path), deadline_seconds=1.0)
     with user(65534):
@@ -224,7 +224,7 @@ async def test_a_socket_without_permission_is_said(path: Path) -> None:
     assert "run as user 0" in str(error)
 
 
-async def test_a_server_that_does_not_speak_the_protocol_is_said(path: Path) -> None:
+async def test_server_with_another_protocol_is_reported(path: Path) -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 this is another protocol\r\n")
         writer.close()
@@ -237,7 +237,7 @@ async def test_a_server_that_does_not_speak_the_protocol_is_said(path: Path) -> 
 
 
 @pytest.mark.usefixtures("server")
-async def test_a_kubelet_that_answers_garbage_is_said_and_heals(client: KubeletClient, node: Node) -> None:
+async def test_invalid_kubelet_answer_is_reported_and_recovered(client: KubeletClient, node: Node) -> None:
     node.faults[Fault.KUBELET_GARBAGE] = 0
     assert (await failure(client)).reason == "garbage"
     node.faults.clear()
@@ -245,7 +245,7 @@ async def test_a_kubelet_that_answers_garbage_is_said_and_heals(client: KubeletC
 
 
 @pytest.mark.usefixtures("server")
-async def test_a_silent_kubelet_costs_no_more_than_the_deadline(path: Path, node: Node) -> None:
+async def test_silent_kubelet_fails_at_the_deadline(path: Path, node: Node) -> None:
     node.faults[Fault.KUBELET_SILENT] = 0
     client = KubeletClient(str(path), deadline_seconds=0.2)
     async with asyncio.timeout(2):
@@ -254,7 +254,7 @@ async def test_a_silent_kubelet_costs_no_more_than_the_deadline(path: Path, node
     assert "0.2 s" in str(error)
 
 
-async def test_a_kubelet_whose_queue_of_connections_is_full_hangs(client: KubeletClient, path: Path) -> None:
+async def test_kubelet_with_a_full_connection_queue_is_reported_as_hanging(client: KubeletClient, path: Path) -> None:
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as hung, socket.socket(socket.AF_UNIX) as waiting:
         hung.bind(str(path))
@@ -266,13 +266,13 @@ async def test_a_kubelet_whose_queue_of_connections_is_full_hangs(client: Kubele
 
 
 @pytest.mark.usefixtures("server")
-async def test_an_answer_of_5_mb_is_read_and_does_not_live_on(client: KubeletClient, node: Node) -> None:
+async def test_answer_of_5_mb_is_read(client: KubeletClient, node: Node) -> None:
     node.faults[Fault.KUBELET_HUGE] = 5_000_000
     assert [container.pod for container in (await client.fetch(NOW)).containers] == ["train"]
 
 
 @pytest.mark.usefixtures("server")
-async def test_an_answer_over_the_limit_is_told_from_a_rate_limit(client: KubeletClient, node: Node) -> None:
+async def test_oversized_answer_is_distinct_from_a_rate_limit(client: KubeletClient, node: Node) -> None:
     node.faults[Fault.KUBELET_HUGE] = 0
     error = await failure(client)
     assert error.reason == "too_large"
@@ -283,7 +283,7 @@ async def test_an_answer_over_the_limit_is_told_from_a_rate_limit(client: Kubele
     assert "100 calls/s" in str(error)
 
 
-async def test_a_kubelet_without_allocatable_resources_is_still_read(path: Path) -> None:
+async def test_kubelet_without_get_allocatable_resources_is_still_read(path: Path) -> None:
     async def empty(_request: bytes, _context: object) -> bytes:
         return b""
 
@@ -335,7 +335,7 @@ async def _answering(answers: _Answers) -> AsyncIterator[KubeletPoller]:
     await kubelet.stop(None)
 
 
-async def test_advertised_devices_that_cannot_be_read_again_are_repeated_and_counted(path: Path) -> None:
+async def test_advertised_devices_are_kept_and_counted_while_unreadable(path: Path) -> None:
     answers = _Answers(path, holder(GPU))
     async with _answering(answers) as poller:
         await poller.poll()
@@ -349,7 +349,7 @@ async def test_advertised_devices_that_cannot_be_read_again_are_repeated_and_cou
         assert poller.problem.startswith("advertised devices could not be read again: ")
 
 
-async def test_an_end_in_an_answer_during_which_the_socket_changed_needs_two_answers(path: Path) -> None:
+async def test_pod_end_in_an_answer_with_a_socket_change_needs_confirmation(path: Path) -> None:
     answers = _Answers(path, holder(GPU), holder("GPU-x", pod="other"))
     async with _answering(answers) as poller:
         await poller.poll()
@@ -363,7 +363,7 @@ async def test_an_end_in_an_answer_during_which_the_socket_changed_needs_two_ans
         assert pods_of(poller.latest) == {"train"}
 
 
-async def test_a_server_without_the_service_is_said(path: Path) -> None:
+async def test_server_without_the_service_is_reported(path: Path) -> None:
     other = grpc.aio.server()
     path.parent.mkdir()
     other.add_insecure_port(f"unix:{path}")
@@ -373,13 +373,13 @@ async def test_a_server_without_the_service_is_said(path: Path) -> None:
     await other.stop(None)
 
 
-async def test_a_restarted_kubelet_is_read_at_the_next_question(server: KubeletServer, client: KubeletClient) -> None:
+async def test_restarted_kubelet_is_read_by_the_next_call(server: KubeletServer, client: KubeletClient) -> None:
     await client.fetch(NOW)
     await server.restart()
     assert (await client.fetch(NOW)).containers
 
 
-async def test_after_an_outage_the_first_question_is_answered(server: KubeletServer, client: KubeletClient) -> None:
+async def test_first_call_after_an_outage_succeeds(server: KubeletServer, client: KubeletClient) -> None:
     await client.fetch(NOW)
     await server.stop()
     for _ in range(5):
@@ -388,7 +388,7 @@ async def test_after_an_outage_the_first_question_is_answered(server: KubeletSer
     assert (await client.fetch(NOW)).containers
 
 
-async def test_a_kubelet_that_dies_while_it_answers_is_said(
+async def test_kubelet_death_during_an_answer_is_reported(
     server: KubeletServer, client: KubeletClient, node: Node
 ) -> None:
     await client.fetch(NOW)
@@ -400,7 +400,7 @@ async def test_a_kubelet_that_dies_while_it_answers_is_said(
 
 
 @pytest.mark.usefixtures("server")
-async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_newer_one(path: Path, node: Node) -> None:
+async def test_poller_keeps_the_last_good_answer_and_reports_the_failure(path: Path, node: Node) -> None:
     times = iter([NOW, NOW + 5, NOW + 10])
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: next(times))
     assert (poller.latest, poller.problem, poller.errors) == (None, "", {})
@@ -420,9 +420,7 @@ async def test_the_poller_keeps_the_last_good_answer_and_says_why_there_is_no_ne
 
 
 @pytest.mark.usefixtures("server")
-async def test_the_poller_runs_until_it_is_cancelled_and_follows_a_kubelet_that_comes_and_goes(
-    path: Path, node: Node
-) -> None:
+async def test_poller_runs_until_cancelled_and_recovers_with_the_kubelet(path: Path, node: Node) -> None:
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=0.05, clock=lambda: NOW)
     task = asyncio.create_task(poller.run())
     await until(lambda: poller.latest is not None)
@@ -445,7 +443,7 @@ def pods_of(answer: Allocations) -> set[str]:
     return {container.pod for container in answer.containers}
 
 
-async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(server: KubeletServer, path: Path) -> None:
+async def test_empty_answer_after_a_kubelet_restart_is_a_failed_lookup(server: KubeletServer, path: Path) -> None:
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     await poller.poll()
     await server.restart(starting_seconds=60.0)
@@ -459,9 +457,7 @@ async def test_an_answer_without_pods_after_one_with_pods_is_a_failed_lookup(ser
     assert poller.problem == ""
 
 
-async def test_an_answer_without_pods_of_the_same_kubelet_ends_all_holders(
-    server: KubeletServer, path: Path, node: Node
-) -> None:
+async def test_empty_answer_of_the_same_kubelet_ends_all_holders(server: KubeletServer, path: Path, node: Node) -> None:
     poller = KubeletPoller(KubeletClient(str(path)), interval_seconds=5, clock=lambda: NOW)
     await poller.poll()
     node.holders = node.others = ()
@@ -473,7 +469,7 @@ async def test_an_answer_without_pods_of_the_same_kubelet_ends_all_holders(
     assert (poller.latest.containers, poller.problem, poller.errors) == ((), "", {})
 
 
-async def test_a_restart_during_the_call_leaves_the_next_empty_answer_unbelieved() -> None:
+async def test_empty_answer_after_a_restart_during_the_call_is_refused() -> None:
     holders = frozenset({("ml", "train", "main")})
     judge = Completeness(None)
     judge.check({("ml", "train")}, holders, None)
@@ -484,7 +480,7 @@ async def test_a_restart_during_the_call_leaves_the_next_empty_answer_unbelieved
     judge.check(frozenset(), frozenset(), (1, 1))
 
 
-async def test_a_first_answer_without_pods_is_believed_outside_a_pod_only(
+async def test_empty_first_answer_is_accepted_only_outside_a_pod(
     server: KubeletServer, client: KubeletClient, path: Path
 ) -> None:
     await server.restart(starting_seconds=60.0)
@@ -549,7 +545,7 @@ async def test_kubelet_server_lists_half_of_its_pods_after_a_restart(
     assert socket_probe.identity(str(path)) not in {None, before}
 
 
-async def test_kubelet_that_restarts_again_needs_two_answers_again(
+async def test_second_kubelet_restart_requires_two_answers_again(
     server: KubeletServer, client: KubeletClient, node: Node
 ) -> None:
     await client.fetch(NOW)
@@ -561,7 +557,7 @@ async def test_kubelet_that_restarts_again_needs_two_answers_again(
     assert pods_of(await client.fetch(NOW)) == {"train"}
 
 
-async def test_kubelet_with_static_pods_only_after_a_restart_is_starting(
+async def test_restarted_kubelet_with_only_static_pods_is_starting(
     server: KubeletServer, path: Path, node: Node
 ) -> None:
     """It reads them from files; all others come from the API server, which may be away for long."""
@@ -579,9 +575,7 @@ async def test_kubelet_with_static_pods_only_after_a_restart_is_starting(
 
 
 @pytest.mark.usefixtures("server")
-async def test_uuids_under_any_resource_name_are_kept_and_placeholders_are_not(
-    client: KubeletClient, node: Node
-) -> None:
+async def test_uuid_ids_of_any_resource_are_kept_and_placeholder_ids_are_not(client: KubeletClient, node: Node) -> None:
     mig = "MIG-00000000-0000-5000-8000-000000000001"
     node.holders = (
         holder(GPU, resource="acme.com/gpu"),

@@ -53,12 +53,12 @@ def until(text: str) -> Policy:
         ("2020-01-01", datetime(2020, 1, 2, tzinfo=UTC)),  # past: the reader of the time sees that it is over
     ],
 )
-def test_an_opt_out_ends_when_it_says_a_date_at_its_end_in_utc(text: str, moment: datetime) -> None:
+def test_opt_out_ends_at_the_given_time_or_at_the_end_of_the_utc_day(text: str, moment: datetime) -> None:
     assert until(text) == Policy(opt_out_until_seconds=moment.timestamp())
 
 
 @pytest.mark.parametrize("text", ["9999-12-31", "0001-01-01", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
-def test_the_ends_of_the_calendar_are_no_error(text: str) -> None:
+def test_calendar_limits_are_valid_dates(text: str) -> None:
     said = until(text)
     assert said.opt_out_until_seconds is not None
     assert said.problems == ()
@@ -81,45 +81,45 @@ def test_the_ends_of_the_calendar_are_no_error(text: str) -> None:
         "9" * 5000,
     ],
 )
-def test_a_time_that_cannot_be_understood_opts_nothing_out_and_is_told(text: str) -> None:
+def test_invalid_time_opts_out_nothing_and_is_reported(text: str) -> None:
     assert until(text) == BAD_OPT_OUT
 
 
-def test_disabled_is_for_good() -> None:
+def test_disabled_opts_out_forever() -> None:
     assert policy_of("Pod", ({}, {ALERTS_KEY: "disabled"}), NOTHING) == Policy(opt_out_until_seconds=inf)
     assert policy_of("Pod", ({ALERTS_KEY: "Disabled"}, {}), NOTHING).opt_out_until_seconds == inf
     assert policy_of("Pod", NOTHING, ({}, {ALERTS_KEY: "disabled"})).opt_out_until_seconds == inf
 
 
 @pytest.mark.parametrize("word", ["true", "off", "no", "disable", "\ud800x"])
-def test_another_word_opts_nothing_out_and_is_told(word: str) -> None:
+def test_invalid_value_opts_out_nothing_and_is_reported(word: str) -> None:
     assert policy_of("Pod", ({}, {ALERTS_KEY: word}), NOTHING) == BAD_OPT_OUT
 
 
-def test_an_empty_word_says_nothing() -> None:
+def test_empty_value_is_ignored() -> None:
     empty = {ALERTS_KEY: "", ALERTS_UNTIL_KEY: " ", CLASS_KEY: "\n"}
     assert policy_of("Pod", (empty, empty), (empty, empty)) == Policy()
 
 
-def test_a_pod_speaks_before_its_namespace() -> None:
+def test_pod_value_overrides_the_namespace_value() -> None:
     namespace = ({}, {ALERTS_KEY: "disabled"})
     assert policy_of("Pod", ({}, {ALERTS_KEY: "enabled"}), namespace) == Policy()
     day = policy_of("Pod", ({}, {ALERTS_UNTIL_KEY: "2026-12-31"}), namespace)
     assert day.opt_out_until_seconds == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 
 
-def test_what_the_pod_says_badly_leaves_the_namespaces_word() -> None:
+def test_invalid_pod_value_falls_back_to_the_namespace_value() -> None:
     said = policy_of("Pod", ({}, {ALERTS_KEY: "yes"}), ({}, {ALERTS_KEY: "disabled"}))
     assert said == Policy(opt_out_until_seconds=inf, problems=("bad_opt_out",))
 
 
-def test_of_two_words_on_one_object_the_later_time_counts() -> None:
+def test_latest_opt_out_of_one_object_applies() -> None:
     both = {ALERTS_KEY: "disabled", ALERTS_UNTIL_KEY: "2026-12-31"}
     assert policy_of("Pod", ({}, both), NOTHING).opt_out_until_seconds == inf
     assert until("2026-12-31") == policy_of("Pod", ({}, {**both, ALERTS_KEY: "enabled"}), NOTHING)
 
 
-def test_a_class_is_said_by_label_or_annotation_on_the_pod_then_on_the_namespace() -> None:
+def test_class_is_read_from_the_pod_then_the_namespace_labels_first() -> None:
     def class_of(*words: str) -> str:
         first, second, third, fourth = ({CLASS_KEY: word} if word else {} for word in words)
         return policy_of("Job", (first, second), (third, fourth)).workload_class
@@ -131,7 +131,7 @@ def test_a_class_is_said_by_label_or_annotation_on_the_pod_then_on_the_namespace
     assert class_of("", "", "", "") == "batch"
 
 
-def test_a_class_that_is_none_is_told_and_the_next_counts() -> None:
+def test_invalid_class_is_reported_and_the_next_one_applies() -> None:
     said = policy_of("Deployment", ({CLASS_KEY: "gpu"}, {CLASS_KEY: "training"}), ({}, {CLASS_KEY: "batch"}))
     assert said == Policy(workload_class="batch", problems=("bad_workload_class",))
     assert policy_of("Notebook", ({CLASS_KEY: "gpu"}, {}), NOTHING).workload_class == "interactive"
@@ -154,20 +154,20 @@ def test_a_class_that_is_none_is_told_and_the_next_counts() -> None:
         ("", ""),
     ],
 )
-def test_the_kind_gives_a_class_where_it_tells_one(kind: str, expected: str) -> None:
+def test_workload_kind_implies_a_class(kind: str, expected: str) -> None:
     assert policy_of(kind, NOTHING, NOTHING).workload_class == expected
 
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.lists(st.dictionaries(st.sampled_from([CLASS_KEY, ALERTS_KEY, ALERTS_UNTIL_KEY]), ANY_TEXT), min_size=4))
-def test_no_text_at_all_makes_it_fail(sources: list[dict[str, str]]) -> None:
+def test_arbitrary_text_gives_a_valid_class(sources: list[dict[str, str]]) -> None:
     said = policy_of("Pod", tuple(sources[:2]), tuple(sources[2:4]))
     assert said.workload_class in {"", "batch", "interactive", "inference", "reserved"}
 
 
 @settings(deadline=None)
 @given(st.datetimes(timezones=st.timezones()))
-def test_every_rfc3339_time_is_the_same_moment(moment: datetime) -> None:
+def test_every_rfc3339_time_gives_the_same_moment(moment: datetime) -> None:
     text = moment.isoformat(timespec="seconds")
     said = until(text)
     if len(text) == len("2026-12-31T18:00:00+02:00"):  # old local times have offsets with seconds: not RFC 3339

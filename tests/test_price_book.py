@@ -86,7 +86,7 @@ def hourly(found: PriceBook, model: str = H100, node: str = "n", at: float = 1.8
     return None if price is None else price.per_hour
 
 
-def test_every_mistake_of_a_book_is_told_at_once_by_line_row_and_key() -> None:
+def test_every_mistake_of_a_book_is_reported_with_line_row_and_key() -> None:
     told = [line.removeprefix("b.yaml:").partition("on_prem: x: unknown key")[0] for line in mistakes(BAD)]
     expected = TOLD.splitlines()
     assert [line for line in expected if line not in told] == []
@@ -108,13 +108,13 @@ def test_every_mistake_of_a_book_is_told_at_once_by_line_row_and_key() -> None:
         ("\x00", "not YAML"),
     ],
 )
-def test_what_is_no_price_book_is_one_line(text: str, words: str) -> None:
+def test_invalid_book_is_reported_in_one_line(text: str, words: str) -> None:
     (told,) = mistakes(text)
     assert words in told
     assert "\n" not in told
 
 
-def test_a_price_is_per_gpu_or_of_the_node_in_parts_or_by_the_on_prem_formula() -> None:
+def test_price_is_per_gpu_per_node_or_from_the_on_prem_formula() -> None:
     found = book(
         "node: a, per_gpu_hour: 2.5",
         "node: b, node_hour: 40, gpus: 8",
@@ -131,7 +131,7 @@ def test_a_price_is_per_gpu_or_of_the_node_in_parts_or_by_the_on_prem_formula() 
     assert planned.per_kwh == 0.0, "its power is in the hourly price"
 
 
-def test_times_are_days_at_midnight_utc_or_moments_with_a_zone() -> None:
+def test_times_are_utc_days_or_moments_with_a_zone() -> None:
     found = book(
         "per_gpu_hour: 1, to: 2026-07-01T12:00:00+02:00",
         "per_gpu_hour: 2, from: 2026-07-01T10:00:00Z, to: 2026-07-02",
@@ -142,7 +142,7 @@ def test_times_are_days_at_midnight_utc_or_moments_with_a_zone() -> None:
     assert seen == [1.0, 1.0, 2.0, 2.0, None]
 
 
-def test_the_list_prices_stand_behind_a_book_unless_switched_off() -> None:
+def test_list_prices_are_the_fallback_of_a_book_unless_disabled() -> None:
     behind = book("node: z, per_gpu_hour: 1").price(PricedGpu(H100, "n", NodeFacts()), 0.0)
     assert behind is not None
     assert behind.fallback is True
@@ -151,12 +151,12 @@ def test_the_list_prices_stand_behind_a_book_unless_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("word", "behind"), [("on", True), ("true", True), ("off", False), ("false", False)])
-def test_list_prices_mean_the_same_when_a_tool_has_written_the_file_again(word: str, *, behind: bool) -> None:
+def test_list_prices_accept_on_off_and_true_false(word: str, *, behind: bool) -> None:
     head = f"currency: EUR\nlist_prices: {word}"
     assert (hourly(book("node: z, per_gpu_hour: 1", head=head)) is not None) == behind
 
 
-def test_without_a_book_the_list_prices_hold_and_with_none_nothing_does() -> None:
+def test_list_prices_apply_without_a_book_and_none_disables_them() -> None:
     listed = price_book.load(None).price(PricedGpu(H100, "n", NodeFacts()), 0.0)
     assert listed is not None
     assert listed.fallback is True
@@ -164,7 +164,7 @@ def test_without_a_book_the_list_prices_hold_and_with_none_nothing_does() -> Non
     assert (hourly(off), off.description) == (None, "")
 
 
-def test_every_list_price_names_its_source_its_region_and_its_day_and_is_no_catalogues_sentinel() -> None:
+def test_every_list_price_has_source_region_and_date_in_a_plausible_range() -> None:
     rows = price_book.bundled().rows
     assert price_book.bundled().warnings == ()
     assert all(0.1 < row.price.per_hour < 50 for row in rows)
@@ -186,7 +186,7 @@ def test_every_list_price_names_its_source_its_region_and_its_day_and_is_no_cata
         (("", ""), "NVIDIA A30", None, ""),
     ],
 )
-def test_a_list_price_of_the_instance_type_wins_over_one_of_the_model(
+def test_list_price_of_the_instance_type_overrides_that_of_the_model(
     facts: tuple[str, str], model: str, per_hour: float | None, source: str
 ) -> None:
     node = NodeFacts(instance_type=facts[0], region=facts[1])
@@ -195,7 +195,7 @@ def test_a_list_price_of_the_instance_type_wins_over_one_of_the_model(
     assert (price.source if price else "") == (source and f"list-prices:{source}")
 
 
-def test_a_pattern_that_matches_no_known_gpu_and_a_price_of_nothing_are_warned_of() -> None:
+def test_unmatched_pattern_and_zero_price_give_warnings() -> None:
     told = book('model: "NVIDIA H1000*", per_gpu_hour: 1', "node: a, per_gpu_hour: 0").warnings
     assert told[0].startswith("b.yaml:3: row 1: model: 'NVIDIA H1000*' matches no GPU name known here")
     assert told[1].startswith("b.yaml:4: row 2: the price is 0")
@@ -208,7 +208,7 @@ def test_every_simulated_model_is_a_known_one() -> None:
     assert all(len(code) == 3 for code in CURRENCIES)
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     latin, large = tmp_path / "latin.yaml", tmp_path / "large.yaml"
     latin.write_bytes(b"\xff\xfe")
     large.write_bytes(b"#" * (9 << 20))
@@ -225,7 +225,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert str(path) in told
 
 
-def test_the_agent_does_not_start_with_a_bad_book_and_tells_its_mistakes_with_all_others(tmp_path: Path) -> None:
+def test_invalid_book_prevents_the_agent_start_with_all_other_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "book.yaml"
     path.write_text(BAD)
     with pytest.raises(ConfigError) as caught:
@@ -236,14 +236,14 @@ def test_the_agent_does_not_start_with_a_bad_book_and_tells_its_mistakes_with_al
     assert any(line.startswith("linger (from --linger): value '1s'") for line in told)
 
 
-def test_rows_with_a_bad_price_are_still_held_to_each_other() -> None:
+def test_rows_with_an_invalid_price_are_still_checked_for_overlaps() -> None:
     rows = f"  - {{per_gpu_hour: -1, {TAIL}}}\n  - {{per_gpu_hour: 1, {TAIL}}}\n"
     told = mistakes(f"currency: USD\nrows:\n{rows}")
     assert len(told) == 2
     assert "rows 1 and 2 overlap at all times: both can match every GPU" in told[1]
 
 
-def test_thousands_of_exact_rows_are_not_compared_with_each_other() -> None:
+def test_thousands_of_exact_rows_are_read_without_pairwise_comparison() -> None:
     rows = [f"instance_type: t{number}, region: r, per_gpu_hour: 1" for number in range(2000)]
     assert hourly(book(*rows, head="currency: EUR\nlist_prices: off")) is None
 
@@ -268,7 +268,7 @@ KEYS = st.sampled_from(
 
 
 @given(st.lists(st.dictionaries(KEYS, SCALARS, max_size=6), max_size=4), SCALARS)
-def test_any_book_is_either_read_or_refused_line_by_line(rows: list[dict[str, str]], currency: str) -> None:
+def test_arbitrary_book_is_read_or_refused_line_by_line(rows: list[dict[str, str]], currency: str) -> None:
     listed = ", ".join("{" + ", ".join(f"{key}: {value}" for key, value in row.items()) + "}" for row in rows)
     found, problems = price_book.examine(f"currency: {currency}\nrows: [{listed}]", "b.yaml")
     assert all(line.startswith("b.yaml:") and "\n" not in line for line in problems)
@@ -290,7 +290,7 @@ def test_any_book_is_either_read_or_refused_line_by_line(rows: list[dict[str, st
         (f"node: {'a*' * 400}", "node: longer than 500 characters"),
     ],
 )
-def test_what_no_row_can_mean_is_a_mistake_of_its_key(keys: str, words: str) -> None:
+def test_impossible_value_is_reported_for_its_key(keys: str, words: str) -> None:
     _, problems = price_book.examine(
         f"currency: USD\nrows:\n  - {{model: {H100}, per_gpu_hour: 1, {TAIL}, {keys}}}\n", "x.yaml"
     )
@@ -298,14 +298,14 @@ def test_what_no_row_can_mean_is_a_mistake_of_its_key(keys: str, words: str) -> 
     assert words in problem
 
 
-def test_a_book_of_nothing_but_overlaps_is_refused_at_once() -> None:
+def test_book_with_only_overlaps_is_refused_quickly() -> None:
     row = f"  - {{model: {H100}, per_gpu_hour: 1, {TAIL}}}\n"
     _, problems = price_book.examine("currency: USD\nrows:\n" + row * 1500, "x.yaml")
     assert len(problems) == 101
     assert "there may be more overlaps" in problems[-1]
 
 
-def test_names_of_two_rows_and_a_last_day_taken_for_the_end_are_warned_of() -> None:
+def test_duplicate_row_names_and_one_day_gaps_give_warnings() -> None:
     book = price_book.parse(
         f"""currency: USD
 rows:
@@ -321,6 +321,6 @@ rows:
     assert "from 2026-06-30 to 2026-07-01" in gap
 
 
-def test_a_price_of_minus_nothing_is_nothing() -> None:
+def test_negative_zero_price_is_zero() -> None:
     book, _ = price_book.examine(f"currency: USD\nrows:\n  - {{model: {H100}, per_gpu_hour: -0, {TAIL}}}\n", "x.yaml")
     assert str(book.rows[0].price.per_hour) == "0.0"

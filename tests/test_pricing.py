@@ -28,7 +28,7 @@ def asked(book: PriceBook, at: float = 0.0, facts: NodeFacts = P5, node: str = "
     return None if price is None else price.per_hour
 
 
-def test_the_most_specific_row_wins_whatever_the_order() -> None:
+def test_most_specific_row_wins_in_any_order() -> None:
     rows = [
         row(1, Match()),
         row(2, Match(model="NVIDIA H100*"), 2.0),
@@ -47,29 +47,29 @@ def test_the_most_specific_row_wins_whatever_the_order() -> None:
         assert asked(book) == pytest.approx(count)
 
 
-def test_a_row_that_asks_for_what_is_not_known_does_not_match() -> None:
+def test_row_requiring_an_unknown_property_does_not_match() -> None:
     book = PriceBook(rows=(row(1, Match(region="*")), row(2, Match(instance_type="p5*"))))
     assert asked(book, facts=NodeFacts()) is None
     assert asked(book, facts=NodeFacts(region="eu")) == 1.0
 
 
-def test_capitals_do_not_matter_and_only_star_and_question_mark_are_special() -> None:
+def test_patterns_ignore_case_and_only_star_and_question_mark_are_special() -> None:
     book = PriceBook(rows=(row(1, Match(model="nvidia h?00 [80]*")),))
     assert asked(book, model="NVIDIA H100 [80] GB") == 1.0
     assert asked(book, model="NVIDIA H100 8 GB") is None
 
 
-def test_a_row_holds_from_its_first_moment_up_to_and_without_its_last() -> None:
+def test_row_start_is_inclusive_and_its_end_exclusive() -> None:
     book = PriceBook(rows=(row(1, Match(), 1.0, end=100.0), row(2, Match(), 2.0, start=100.0, end=200.0)))
     assert [asked(book, at) for at in (-1e9, 99.999, 100.0, 199.0, 200.0)] == [1.0, 1.0, 2.0, 2.0, None]
 
 
-def test_a_less_specific_row_holds_while_the_more_specific_one_does_not() -> None:
+def test_less_specific_row_applies_outside_the_time_of_the_specific_one() -> None:
     book = PriceBook(rows=(row(1, Match(), 1.0), row(2, Match(node="n1"), 2.0, start=10.0, end=20.0)))
     assert [asked(book, at) for at in (5.0, 15.0, 25.0)] == [1.0, 2.0, 1.0]
 
 
-def test_the_fallback_is_asked_last_and_says_so() -> None:
+def test_fallback_book_is_used_last_and_marked() -> None:
     other = PriceBook(name="list", currency="USD", rows=(row(1, Match(), 9.0),))
     book = PriceBook(name="own", currency="EUR", rows=(row(1, Match(node="n1"), 2.0),), fallback=other)
     own = book.price(PricedGpu(H100, "n1", P5), 0.0)
@@ -81,14 +81,14 @@ def test_the_fallback_is_asked_last_and_says_so() -> None:
     assert asked(PriceBook()) is None
 
 
-def test_what_the_money_covers_is_told_with_the_books_name() -> None:
+def test_book_description_has_its_name_and_gpu_part() -> None:
     other = PriceBook(name="list-prices", rows=(row(1, Match()),))
     book = PriceBook(name="own.yaml", gpu_part=0.95, rows=(row(1, Match()),), fallback=other)
     assert "own.yaml (GPUs are 95% of a node's price); else list-prices (GPUs are 100%" in book.description
     assert PriceBook().description == ""
 
 
-def test_rows_overlap_only_where_neither_wins_and_both_can_hold() -> None:
+def test_rows_overlap_only_if_neither_wins_and_both_can_apply() -> None:
     spot, region = Match(capacity_type="spot"), Match(region="us-*")
     rows = (
         row(1, Match(model="NVIDIA H*"), end=100.0),
@@ -107,7 +107,7 @@ def test_rows_overlap_only_where_neither_wins_and_both_can_hold() -> None:
     ]
 
 
-def test_two_models_in_stars_are_no_overlap_where_no_known_gpu_is_both() -> None:
+def test_model_patterns_overlap_only_if_a_known_gpu_matches_both() -> None:
     known = ("NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB")
     rows = (row(1, Match(model="*H100*")), row(2, Match(model="*A100*")), row(3, Match(model="*NVL")))
     assert [(one.number, other.number) for one, other, *_ in overlaps(rows, known)] == [(1, 3)]
@@ -129,16 +129,14 @@ def test_two_patterns_meet_exactly_if_some_text_matches_both(one: str, other: st
 
 
 @given(st.lists(st.tuples(PATTERNS, PATTERNS), max_size=6), st.text("ab", max_size=4), st.text("ab", max_size=4))
-def test_a_book_without_overlaps_never_depends_on_the_order_of_its_rows(
-    keys: list[tuple[str, str]], node: str, model: str
-) -> None:
+def test_price_is_independent_of_row_order_without_overlaps(keys: list[tuple[str, str]], node: str, model: str) -> None:
     rows = tuple(row(number, Match(node=of, model=what), number) for number, (of, what) in enumerate(keys))
     if not list(overlaps(rows)):
         there, back = (asked(PriceBook(rows=order), node=node, model=model) for order in (rows, rows[::-1]))
         assert there == back
 
 
-def test_the_on_prem_formula_gives_the_published_illustration() -> None:
+def test_on_prem_formula_gives_the_published_example() -> None:
     server = OnPrem(
         capex=300_000, years=4, gpus=8, kw_per_gpu=10.2 * 0.7 / 8, pue=1.35, per_kwh=0.12, opex_per_year=24_000
     )
@@ -156,7 +154,7 @@ def test_the_on_prem_formula_gives_the_published_illustration() -> None:
     assert sold.per_gpu_hour() == pytest.approx(2.22, abs=0.005)
 
 
-def test_measured_energy_replaces_the_energy_term_and_is_not_spread_over_sold_hours() -> None:
+def test_measured_energy_replaces_the_energy_term_and_ignores_availability() -> None:
     server = OnPrem(capex=280_320, years=4, gpus=8, pue=1.5, per_kwh=0.2, target_availability=0.5)
     assert server.per_gpu_hour() == pytest.approx(2.0)
     assert server.per_measured_kwh == pytest.approx(0.3)
@@ -167,7 +165,7 @@ SECONDS = st.floats(min_value=0, max_value=1e6)
 
 
 @given(SECONDS, SECONDS, SECONDS, st.none() | SECONDS, st.floats(0, 100), st.floats(0, 1))
-def test_idle_money_is_a_part_of_the_money(
+def test_idle_cost_is_a_part_of_the_cost(
     active: float, idle: float, unknown: float, joules: float | None, per_hour: float, per_kwh: float
 ) -> None:
     price = Price(per_hour=per_hour, per_kwh=per_kwh, currency="USD", source="s", as_of="2026-01-01")
@@ -179,7 +177,7 @@ def test_idle_money_is_a_part_of_the_money(
         assert cost.idle == pytest.approx(cost.total)
 
 
-def test_energy_without_any_second_was_used_and_not_idled_away() -> None:
+def test_energy_without_seconds_is_not_idle_cost() -> None:
     price = Price(per_hour=1.0, per_kwh=0.36, currency="USD", source="s", as_of="2026-01-01")
     cost = money(ByState(), 1e7, price)
     assert (cost.total, cost.idle) == (pytest.approx(1.0), 0.0)

@@ -8,7 +8,7 @@ from page_support import changed, snapshot
 from exporter.agent.run import ProblemLog
 
 
-def test_a_problem_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_problem_is_logged_at_its_start_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "exporter.agent")
     log, well = ProblemLog(), snapshot()
     for words in ("", "HTTP 403", "HTTP 403", "HTTP 403; and more", "", "", "away"):

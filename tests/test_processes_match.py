@@ -77,18 +77,18 @@ def of(matched: Matched, *holders: Holder, known: bool = True) -> tuple[ProcessU
     return next((one.processes for one in matched.buckets if (one.holders, one.known) == (holders, known)), ())
 
 
-def test_processes_go_to_the_holder_whose_pod_they_are_in() -> None:
+def test_processes_are_matched_to_the_holder_of_their_pod() -> None:
     matched = match([A, B], [P1, P2, P3], Known({1: UID_A, 2: UID_B, 3: UID_A}))
     assert matched.buckets == (Bucket(holders=(A,), processes=(P1, P3)), Bucket(holders=(B,), processes=(P2,)))
     assert matched.unattributed == ()
 
 
-def test_a_pod_that_holds_nothing_is_unattributed_even_beside_a_single_holder() -> None:
+def test_process_of_a_pod_without_devices_is_unattributed() -> None:
     matched = match([A], [P1], Known({1: UID_OLD}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
-def test_a_pod_whose_log_directory_is_gone_is_unattributed() -> None:
+def test_process_of_a_pod_without_log_directory_is_unattributed() -> None:
     matched = match([A], [P1], Known({1: "dddddddd-0000-4000-8000-000000000004"}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
@@ -98,12 +98,12 @@ def test_a_host_process_is_unattributed() -> None:
     assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
-def test_a_process_that_vanished_is_unattributed_and_the_rest_stands() -> None:
+def test_vanished_process_is_unattributed_and_others_stay() -> None:
     matched = match([A], [P1, P2], Known({2: UID_A}))
     assert (of(matched, A), matched.unattributed) == ((P2,), (P1,))
 
 
-def test_a_busy_process_that_vanished_unseen_may_be_of_any_holder() -> None:
+def test_busy_process_that_ended_unresolved_may_belong_to_any_holder() -> None:
     vanished = ProcessUse(pid=1, sm_ratio=0.9, ended=True)
     launcher = ProcessUse(pid=2, sm_ratio=0.0)
     matched = match([A, B], [vanished, launcher], Known({2: UID_A}))
@@ -111,13 +111,13 @@ def test_a_busy_process_that_vanished_unseen_may_be_of_any_holder() -> None:
 
 
 @pytest.mark.parametrize("engine", ["sm_ratio", "enc_ratio", "dec_ratio", "jpg_ratio", "ofa_ratio"])
-def test_a_vanished_process_is_busy_on_whatever_engine_it_used(engine: str) -> None:
+def test_vanished_process_is_busy_on_any_engine(engine: str) -> None:
     vanished = ProcessUse(pid=1, ended=True, **{"sm_ratio": 0.0, engine: 0.4})  # type: ignore[arg-type] # a table
     matched = match([A], [vanished, P2], Known({2: UID_A}))
     assert of(matched, A, known=False) == (vanished,)
 
 
-def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_less_busy() -> None:
+def test_processes_of_a_former_pod_do_not_reduce_the_activity_of_the_next() -> None:
     """The driver tells of both: of a process that has ended since, and of one that has come since."""
     before = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
     after = ProcessUse(pid=2, sm_ratio=0.3)
@@ -127,22 +127,22 @@ def test_what_the_pod_before_did_in_the_same_window_makes_the_one_after_it_no_le
     assert match([], [before], Known({1: UID_OLD})).unattributed == (before,), "nobody came after it"
 
 
-def test_a_host_process_that_has_ended_was_nobodys_use_still() -> None:
+def test_ended_host_process_is_unattributed() -> None:
     ended = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
     assert match([A], [ended, P2], Known({1: NO_POD, 2: UID_A})).unattributed == (ended,)
 
 
-def test_processes_none_of_which_can_be_seen_may_be_of_any_holder() -> None:
+def test_unresolvable_processes_may_belong_to_any_holder() -> None:
     matched = match([A, B], [P1, P2], Known({}))
     assert matched.buckets == (Bucket(holders=(A, B), processes=(P1, P2), known=False),)
 
 
-def test_an_unheld_device_needs_nothing_told_apart() -> None:
+def test_free_device_needs_no_process_matching() -> None:
     matched = match([], [P1], Known({}, names=None))
     assert matched.buckets == (Bucket(holders=(), processes=(P1,)),)
 
 
-def test_without_names_nobody_is_made_the_owner_by_elimination() -> None:
+def test_no_holder_is_chosen_by_elimination_without_pod_names() -> None:
     matched = match([A], [P1], Known({1: UID_A}, names=None))
     assert matched.buckets == (Bucket(holders=(A,), processes=(P1,), known=False),)
 
@@ -152,19 +152,19 @@ def test_a_known_pod_uid_needs_no_name() -> None:
     assert of(match([known, B], [P1], Known({1: UID_A}, names=None)), known) == (P1,)
 
 
-def test_a_pod_without_a_name_is_not_a_holder_of_another_uid() -> None:
+def test_unnamed_pod_does_not_match_a_holder_with_another_uid() -> None:
     known = holder("a", uid=UID_A)
     matched = match([known, B], [P1, P2], Known({1: UID_A, 2: UID_B}, names=None))
     assert (of(matched, known), of(matched, B, known=False)) == ((P1,), (P2,))
 
 
-def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_processes() -> None:
+def test_new_pod_with_the_same_name_does_not_inherit_old_processes() -> None:
     new = holder("a", uid=UID_B)
     matched = match([new], [P1], Known({1: UID_A}))
     assert (len(matched.buckets), matched.unattributed) == (1, (P1,))
 
 
-def test_two_containers_of_one_pod_share_its_processes_and_no_others() -> None:
+def test_containers_of_one_pod_share_its_processes_only() -> None:
     side = holder("a", "side")
     matched = match([A, side, B], [P1, P2], Known({1: UID_A, 2: UID_B}))
     assert (of(matched, A, side), of(matched, B)) == ((P1,), (P2,))
@@ -180,19 +180,19 @@ def test_two_containers_of_one_pod_share_its_processes_and_no_others() -> None:
         ((), 3, False),
     ],
 )
-def test_processes_are_hidden_where_memory_is_in_use_and_none_runs(
+def test_processes_are_hidden_if_memory_is_used_but_no_process_runs(
     processes: tuple[ProcessUse, ...], used_mib: int, *, hidden: bool
 ) -> None:
     assert hides_processes(processes, {Field.FB_USED: used_mib}) is hidden
 
 
 @pytest.mark.parametrize("comm", ["python3", "a) b (c", "tmux: server", ") S 1 2 3"])
-def test_a_process_leads_to_its_pod_whatever_it_is_called(tmp_path: Path, comm: str) -> None:
+def test_process_with_any_name_resolves_to_its_pod(tmp_path: Path, comm: str) -> None:
     write_process(tmp_path, 7, uid=UID_A, comm=comm)
     assert PodLookup(tmp_path, tmp_path).pod_uid(7) == UID_A
 
 
-def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
+def test_reused_pid_is_resolved_again(tmp_path: Path) -> None:
     resolver = PodLookup(tmp_path, tmp_path)
     write_process(tmp_path, 7, uid=UID_A, started=100)
     assert resolver.pod_uid(7) == UID_A
@@ -200,7 +200,7 @@ def test_a_pid_that_is_used_again_is_looked_up_again(tmp_path: Path) -> None:
     assert resolver.pod_uid(7) == UID_B
 
 
-def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) -> None:
+def test_ended_process_keeps_its_resolved_pod(tmp_path: Path) -> None:
     resolver = PodLookup(tmp_path, tmp_path)
     write_process(tmp_path, 7, uid=UID_A)
     assert resolver.pod_uid(7) == UID_A
@@ -210,7 +210,7 @@ def test_a_process_that_has_ended_keeps_the_pod_it_was_known_by(tmp_path: Path) 
     assert resolver.pod_uid(7) == UID_B, "the same pid again is another process"
 
 
-def test_of_thousands_of_processes_the_latest_are_remembered_and_one_that_ran_all_the_time(tmp_path: Path) -> None:
+def test_recent_and_long_running_processes_stay_in_the_cache(tmp_path: Path) -> None:
     write_process(tmp_path, 1, uid=UID_A)
     write_process(tmp_path, 1000, uid=UID_B)
     pids = PodLookup(tmp_path, tmp_path)
@@ -225,19 +225,19 @@ def test_of_thousands_of_processes_the_latest_are_remembered_and_one_that_ran_al
     assert pids.pod_uid(2000) is None, "nobody asks for a process that ended long ago"
 
 
-def test_a_process_outside_every_pod_and_one_that_is_gone_are_told_apart(tmp_path: Path) -> None:
+def test_host_process_and_vanished_process_are_distinct(tmp_path: Path) -> None:
     write_process(tmp_path, 7, uid=None)
     resolver = PodLookup(tmp_path, tmp_path)
     assert (resolver.pod_uid(7), resolver.pod_uid(8)) == (NO_POD, None)
 
 
-def test_a_stat_file_that_is_cut_short_is_a_process_that_cannot_be_seen(tmp_path: Path) -> None:
+def test_truncated_stat_file_makes_a_process_unresolvable(tmp_path: Path) -> None:
     write_process(tmp_path, 7, uid=UID_A)
     (tmp_path / "7" / "stat").write_text("7 (python3) S 1\n")
     assert PodLookup(tmp_path, tmp_path).pod_uid(7) is None
 
 
-def test_pod_names_come_from_log_directories_as_they_come_and_go(tmp_path: Path) -> None:
+def test_pod_names_follow_the_log_directories(tmp_path: Path) -> None:
     names = PodLookup(tmp_path, tmp_path)
     assert names.name_of(UID_A) == NO_NAME
     (tmp_path / f"ml_a_{UID_A}").mkdir()
@@ -249,7 +249,7 @@ def test_pod_names_come_from_log_directories_as_they_come_and_go(tmp_path: Path)
     assert names.name_of(UID_A) == NO_NAME
 
 
-def test_two_pods_of_one_name_are_told_to_be_unknown_until_one_is_gone(tmp_path: Path) -> None:
+def test_two_pods_with_one_name_are_unknown_until_one_ends(tmp_path: Path) -> None:
     names = PodLookup(tmp_path, tmp_path)
     (tmp_path / f"ml_a_{UID_OLD}").mkdir()
     assert names.name_of(UID_OLD) == ("ml", "a")
@@ -260,7 +260,7 @@ def test_two_pods_of_one_name_are_told_to_be_unknown_until_one_is_gone(tmp_path:
     assert names.name_of(UID_A) == ("ml", "a")
 
 
-def test_a_log_directory_that_is_not_mounted_names_nobody(tmp_path: Path) -> None:
+def test_missing_log_directory_resolves_no_pod_name(tmp_path: Path) -> None:
     names = PodLookup(tmp_path, tmp_path / "pods")
     assert names.name_of(UID_A) is None
     (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
@@ -268,7 +268,7 @@ def test_a_log_directory_that_is_not_mounted_names_nobody(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("manager", ["kubernetes", "slurm", "host"])
-def test_the_agent_knows_an_mps_server_by_its_name_whoever_tells_who_holds(tmp_path: Path, manager: str) -> None:
+def test_mps_server_is_detected_by_name_under_every_workload_manager(tmp_path: Path, manager: str) -> None:
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "stat").write_text("9 (nvidia-cuda-mps) S " + "0 " * 18 + "4242 0\n")
     config = load_agent({"workload_manager": manager, "proc_root": str(tmp_path)}, {}, check_paths=False)
@@ -279,7 +279,7 @@ def test_the_agent_knows_an_mps_server_by_its_name_whoever_tells_who_holds(tmp_p
     assert not match((), (replace(shown, pid=8),), lookup).by_mps
 
 
-def test_an_mps_server_in_a_pod_makes_no_free_device_doubtful(tmp_path: Path) -> None:
+def test_mps_server_in_a_pod_does_not_make_a_free_device_unresolved(tmp_path: Path) -> None:
     (tmp_path / "pods" / f"ml_a_{UID_A}").mkdir(parents=True)
     write_process(tmp_path, 7, uid=UID_A, comm="nvidia-cuda-mps")
     write_process(tmp_path, 8, uid=UID_A)

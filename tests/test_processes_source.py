@@ -35,7 +35,7 @@ def by_pid(found: tuple[ProcessUse, ...] | None) -> dict[int, ProcessUse]:
 
 
 @given(st.lists(SAMPLES), st.integers(0, 20))
-def test_unfilled_slots_and_old_samples_never_count(samples: list[ProcessSample], last_us: int) -> None:
+def test_unfilled_slots_and_old_samples_are_ignored(samples: list[ProcessSample], last_us: int) -> None:
     good = good_samples(samples, last_us)
     assert all(
         one.pid and one.timestamp_us > last_us and max(filter(None, one.percents), default=0) <= 100 for one in good
@@ -43,7 +43,7 @@ def test_unfilled_slots_and_old_samples_never_count(samples: list[ProcessSample]
     assert all(one in samples for one in good)
 
 
-def test_the_first_poll_knows_memory_and_no_ratio_and_the_next_has_the_mean_between() -> None:
+def test_first_poll_has_memory_only_and_the_next_has_mean_ratios() -> None:
     one, two = process(11, sm=0.6, memory=3 * GIB), process(12, sm=0.2, memory=GIB)
     with simulated(gpu(processes=(one, two))) as node:
         it = poller()
@@ -56,7 +56,7 @@ def test_the_first_poll_knows_memory_and_no_ratio_and_the_next_has_the_mean_betw
         assert ratios == [pytest.approx(0.6, abs=0.15), pytest.approx(0.2, abs=0.15)]
 
 
-def test_a_process_without_new_samples_is_idle_and_not_as_it_was() -> None:
+def test_process_without_new_samples_is_idle() -> None:
     with simulated(gpu(processes=(process(11, sm=0.9),))) as node:
         it = poller()
         it.poll(100.0)
@@ -72,7 +72,7 @@ def test_a_process_without_new_samples_is_idle_and_not_as_it_was() -> None:
         assert by_pid(it.poll(123.0))[11].sm_ratio == 0.0
 
 
-def test_a_process_that_ended_since_the_last_poll_is_there_once_more() -> None:
+def test_ended_process_is_listed_once_more() -> None:
     with simulated(gpu(processes=(process(11, sm=0.8),))) as node:
         it = poller()
         it.poll(100.0)
@@ -91,7 +91,7 @@ def test_process_with_a_graphics_context_is_marked() -> None:
         assert {pid: one.graphics for pid, one in by_pid(poller().poll(100.0)).items()} == {11: False, 12: True}
 
 
-def test_no_process_is_an_answer_and_no_answer_is_none() -> None:
+def test_empty_list_is_an_answer_and_unsupported_lists_give_none() -> None:
     with simulated(gpu()):
         assert poller().poll(100.0) == ()
         for name in ("Compute", "Graphics", "MPSCompute"):
@@ -101,7 +101,7 @@ def test_no_process_is_an_answer_and_no_answer_is_none() -> None:
         assert counted == []
 
 
-def test_a_refused_list_is_counted_and_left_alone_for_a_while() -> None:
+def test_refused_list_is_counted_and_not_retried_for_a_while() -> None:
     with simulated(gpu(processes=(process(11),))):
         simulated_driver.fail("nvmlDeviceGetGraphicsRunningProcesses_v3", 4)
         counted: list[str] = []
@@ -114,13 +114,13 @@ def test_a_refused_list_is_counted_and_left_alone_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("code", [4, 7, 999])
-def test_half_a_list_is_no_list_for_who_is_missing_would_look_idle(code: int) -> None:
+def test_incomplete_process_list_is_discarded(code: int) -> None:
     with simulated(gpu(processes=(process(11),))):
         simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", code)
         assert poller().poll(100.0) is None
 
 
-def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:
+def test_older_sample_call_is_used_if_the_newer_is_missing() -> None:
     with simulated(gpu(processes=(process(11, sm=0.5),))) as node:
         simulated_driver.fail("nvmlDeviceGetProcessesUtilizationInfo", 13)
         it = poller()
@@ -130,7 +130,7 @@ def test_the_older_sample_call_serves_where_the_newer_is_missing() -> None:
 
 
 @pytest.mark.parametrize("driver_version", ["590.48.01", "535.129.03"])
-def test_jpeg_and_optical_flow_use_is_read_where_the_driver_has_it(driver_version: str) -> None:
+def test_jpeg_and_optical_flow_ratios_are_read_if_the_driver_has_them(driver_version: str) -> None:
     thumbnails, flow = process(11, jpg_ratio=0.8), process(12, ofa_ratio=0.4)
     with simulated(gpu(processes=(thumbnails, flow)), driver_version=driver_version) as node:
         it = poller()
@@ -144,7 +144,7 @@ def test_jpeg_and_optical_flow_use_is_read_where_the_driver_has_it(driver_versio
         assert use == [pytest.approx(0.8, abs=0.05), 0.0, 0.0, pytest.approx(0.4, abs=0.05)]
 
 
-def test_without_samples_there_is_memory_and_no_ratio() -> None:
+def test_processes_without_samples_have_memory_but_no_ratio() -> None:
     with simulated(gpu(processes=(process(11, sm=0.5),))) as node:
         simulated_driver.fail("nvmlDeviceGetProcessesUtilizationInfo", 3)
         simulated_driver.fail("nvmlDeviceGetProcessUtilization", 3)
@@ -163,7 +163,7 @@ def test_a_mig_instance_lists_its_own_processes_without_ratios() -> None:
         assert it.poll(1.0) == (ProcessUse(pid=11, memory_used_bytes=GIB),)
 
 
-def test_a_lost_gpu_is_not_an_empty_list() -> None:
+def test_lost_gpu_raises_instead_of_an_empty_list() -> None:
     with simulated(gpu(processes=(process(11),))):
         it = poller()
         simulated_driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", 15)
@@ -179,7 +179,7 @@ def test_a_lost_gpu_is_not_an_empty_list() -> None:
         (set(), 24),
     ],
 )
-def test_the_long_records_of_early_r535_drivers_are_told_by_the_symbols(
+def test_long_records_of_early_r535_drivers_are_detected_by_symbols(
     symbols: set[str], size_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Library:
@@ -193,7 +193,7 @@ def test_the_long_records_of_early_r535_drivers_are_told_by_the_symbols(
     assert ctypes.sizeof(activity.record_type()) == size_bytes
 
 
-def test_clients_of_an_mps_server_are_told_apart_and_for_one_look_after_they_have_ended() -> None:
+def test_mps_clients_are_marked_and_stay_marked_for_one_poll_after_their_end() -> None:
     server = process(10, comm="nvidia-cuda-mps-server")
     with simulated(gpu(processes=(server, process(11, sm=0.8)))) as node:
         it = poller()

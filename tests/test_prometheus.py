@@ -117,7 +117,7 @@ def prometheus(demo_agent: AgentProcess, liar: str, tmp_path_factory: pytest.Tem
         log.close()
 
 
-def test_the_scrape_is_taken_whole(prometheus: Prometheus, demo_agent: AgentProcess) -> None:
+def test_scrape_ingests_the_whole_page(prometheus: Prometheus, demo_agent: AgentProcess) -> None:
     targets = prometheus.ask("targets", state="active")
     assert isinstance(targets, dict)
     assert {(target["health"], target["lastError"]) for target in targets["activeTargets"]} == {("up", "")}
@@ -125,7 +125,7 @@ def test_the_scrape_is_taken_whole(prometheus: Prometheus, demo_agent: AgentProc
     demo_agent.until(lambda page: abs(len(page) - scraped) <= 30, f"a page of {scraped:g} series, as Prometheus has it")
 
 
-def test_queries_give_the_values_of_the_page(prometheus: Prometheus) -> None:
+def test_queries_return_the_values_of_the_page(prometheus: Prometheus) -> None:
     assert prometheus.value('count(gpu_info{job="agent", gpu_instance=""})') == 8
     assert prometheus.value('gpu_exporter_simulated{job="agent"}') == 1
     assert prometheus.value('sum(gpu_pod_share_ratio{job="agent", gpu="6"})') == 0.75
@@ -145,7 +145,7 @@ def test_parts_of_a_shared_gpu_sum_to_the_device(prometheus: Prometheus) -> None
     assert list(difference.values()) == [pytest.approx(0, abs=1e-9)]
 
 
-def test_own_series_are_the_same_whether_labels_are_honoured_or_not(prometheus: Prometheus) -> None:
+def test_own_series_are_the_same_with_and_without_honor_labels(prometheus: Prometheus) -> None:
     def without_job(job: str) -> set[frozenset[tuple[str, str]]]:
         rows = prometheus.query(f'gpu_pod_info{{job="{job}"}}')
         return {frozenset(pair for pair in row if pair[0] != "job") for row in rows}
@@ -156,7 +156,7 @@ def test_own_series_are_the_same_whether_labels_are_honoured_or_not(prometheus: 
     assert len(prometheus.query(moved)) == 1
 
 
-def test_a_target_speaks_for_another_only_where_labels_are_honoured(prometheus: Prometheus, liar: str) -> None:
+def test_target_can_write_another_instance_only_with_honor_labels(prometheus: Prometheus, liar: str) -> None:
     (honoured,) = prometheus.query('gpu_up{job="liar"}')
     assert dict(honoured)["instance"] == "victim:9400"
     assert liar not in dict(honoured).values(), "nothing of the series says whose it is"

@@ -55,7 +55,7 @@ async def refused(
         return caught.value, server
 
 
-async def test_a_question_is_posted_as_a_form_with_a_time_limit() -> None:
+async def test_query_is_posted_as_a_form_with_a_timeout() -> None:
     async with serving(one) as server, client(server.url + "/prefix/prometheus") as asked:
         assert await asked.instant("sum(x)", 1_790_000_000.001) == (SeriesSample({"team": "a"}, 1.5),)
     (request,), (form,) = server.requests, server.forms
@@ -64,7 +64,7 @@ async def test_a_question_is_posted_as_a_form_with_a_time_limit() -> None:
     assert (form["partial_response"], form["nocache"]) == ("false", "1")
 
 
-async def test_values_that_are_no_number_are_left_out() -> None:
+async def test_non_finite_values_are_omitted() -> None:
     async def answer(_: web.Request) -> web.Response:
         return success(vector(({"a": "1"}, "NaN"), ({"a": "2"}, "+Inf"), ({"a": "3"}, "3")))
 
@@ -73,7 +73,7 @@ async def test_values_that_are_no_number_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("collects", [True, False])
-async def test_an_answer_leaves_garbage_collection_as_it_was(collects: bool) -> None:  # noqa: FBT001 - a case
+async def test_query_leaves_the_garbage_collection_setting_unchanged(collects: bool) -> None:  # noqa: FBT001 - a case
     was = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
@@ -84,7 +84,7 @@ async def test_an_answer_leaves_garbage_collection_as_it_was(collects: bool) -> 
         (gc.enable if was else gc.disable)()
 
 
-async def test_warnings_of_the_server_come_with_the_answer() -> None:
+async def test_server_warnings_are_returned_with_the_answer() -> None:
     async def answer(_: web.Request) -> web.Response:
         return success(ONE, warnings=["remote read\nfailed"], infos=["PromQL info: metric might not be a counter"])
 
@@ -93,7 +93,7 @@ async def test_warnings_of_the_server_come_with_the_answer() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429])
-async def test_what_may_pass_is_asked_again_with_longer_waits(status: int) -> None:
+async def test_temporary_errors_are_retried_with_increasing_waits(status: int) -> None:
     answers = [web.Response(status=status), web.Response(status=status), success(ONE)]
     waits: list[float] = []
 
@@ -105,7 +105,7 @@ async def test_what_may_pass_is_asked_again_with_longer_waits(status: int) -> No
     assert waits == [0.5, 1.0]
 
 
-async def test_the_server_says_how_long_to_wait() -> None:
+async def test_retry_after_sets_the_wait() -> None:
     answers = [web.Response(status=429, headers={"Retry-After": "7"}), success(ONE)]
     waits: list[float] = []
 
@@ -117,7 +117,7 @@ async def test_the_server_says_how_long_to_wait() -> None:
     assert waits == [7.25]
 
 
-async def test_retries_end() -> None:
+async def test_retries_are_limited() -> None:
     error, server = await refused(lambda _: web.Response(status=503, text="no healthy upstream"), retries=2)
     assert len(server.requests) == 3
     assert (error.reason, error.retriable) == ("server_error", True)
@@ -142,7 +142,7 @@ async def test_retries_end() -> None:
         (lambda: success([], "matrix"), "not_prometheus", "no vector"),
     ],
 )  # fmt: skip
-async def test_what_cannot_pass_is_told_at_once_with_its_mend(
+async def test_permanent_errors_are_reported_at_once_with_their_fix(
     answer: Callable[[], web.StreamResponse], reason: str, words: str
 ) -> None:
     error, server = await refused(lambda _: answer())
@@ -151,7 +151,7 @@ async def test_what_cannot_pass_is_told_at_once_with_its_mend(
     assert str(error).startswith(server.url)
 
 
-async def test_a_redirect_to_a_login_is_told_without_its_ticket() -> None:
+async def test_login_redirect_is_reported_without_its_ticket() -> None:
     place = {"Location": "https://user:pw@sso.example/login?ticket=secret#frag"}
     error, server = await refused(lambda _: web.Response(status=302, headers=place))
     assert error.reason == "redirected"
@@ -162,7 +162,7 @@ async def test_a_redirect_to_a_login_is_told_without_its_ticket() -> None:
 
 
 @pytest.mark.parametrize("status", [422, 503])
-async def test_a_timeout_of_the_server_is_a_timeout(status: int) -> None:
+async def test_server_timeout_is_reported_as_timeout(status: int) -> None:
     error, server = await refused(
         lambda _: failure(status, "query timed out in expression evaluation", "timeout"), retries=1
     )
@@ -170,7 +170,7 @@ async def test_a_timeout_of_the_server_is_a_timeout(status: int) -> None:
     assert "--prometheus-timeout" in str(error)
 
 
-async def test_who_can_ask_for_less_is_told_of_a_timeout_at_once() -> None:
+async def test_timeout_is_not_retried_if_the_caller_can_request_less() -> None:
     async def answer(_: web.Request) -> web.Response:
         return failure(503, "query timed out", "timeout")
 
@@ -180,7 +180,7 @@ async def test_who_can_ask_for_less_is_told_of_a_timeout_at_once() -> None:
         assert len(server.requests) == 1
 
 
-async def test_garbage_and_half_an_answer_of_a_cluster_are_asked_for_again() -> None:
+async def test_invalid_and_partial_answers_are_retried() -> None:
     answers = [web.Response(text='{"status":"succ'), success(ONE, isPartial=True), success(ONE)]
 
     async def answer(_: web.Request) -> web.StreamResponse:
@@ -193,7 +193,7 @@ async def test_garbage_and_half_an_answer_of_a_cluster_are_asked_for_again() -> 
     assert "too low" in str(error)
 
 
-async def test_an_answer_beyond_the_limit_is_refused_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oversized_answer_is_refused_while_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "MOST_BYTES", 1 << 20)
     packed = gzip.compress(b" " * (8 << 20))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
@@ -237,7 +237,7 @@ async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None
 
 
 @pytest.mark.parametrize("row", [b"[],", b"{},", b'"",', b'"\\ud800",'])
-async def test_memory_counts_what_decoding_takes(row: bytes) -> None:
+async def test_memory_budget_includes_decoding(row: bytes) -> None:
     memory = MemoryBudget(64 << 20)
     body = b'{"status":"success","data":{"resultType":"vector","result":[' + row * (1 << 20) + b"0]}}"
     assert len(body) < memory.most_bytes // 6
@@ -260,7 +260,7 @@ async def test_memory_counts_what_decoding_takes(row: bytes) -> None:
     ],
     ids=["followed", "plain", "cut"],
 )
-async def test_packed_answer_that_is_damaged_is_refused(body: bytes) -> None:
+async def test_damaged_gzip_answer_is_refused(body: bytes) -> None:
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     error, server = await refused(lambda _: web.Response(body=body, headers=headers))
     assert error.reason == "garbage"
@@ -268,7 +268,7 @@ async def test_packed_answer_that_is_damaged_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [1, (1 << 18) - 62, 1 << 18, 3 << 18])
-async def test_packed_answer_of_any_length_is_read_whole(length: int) -> None:
+async def test_gzip_answer_of_any_length_is_read_whole(length: int) -> None:
     rows = vector(({"name": "x" * length}, "1"))
     packed = gzip.compress(json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}}).encode())
 
@@ -280,7 +280,7 @@ async def test_packed_answer_of_any_length_is_read_whole(length: int) -> None:
     assert len(sample.labels["name"]) == length
 
 
-async def test_a_broken_connection_is_asked_again() -> None:
+async def test_broken_connection_is_retried() -> None:
     drops = [True, True, False]
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -293,7 +293,7 @@ async def test_a_broken_connection_is_asked_again() -> None:
         assert len(server.requests) == 3
 
 
-async def test_nobody_there_a_wrong_name_and_another_protocol_are_told_apart() -> None:
+async def test_unreachable_unresolvable_and_non_tls_servers_have_distinct_errors() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -314,7 +314,7 @@ async def test_nobody_there_a_wrong_name_and_another_protocol_are_told_apart() -
     assert "https" in str(caught.value)
 
 
-async def test_a_server_that_restarts_is_waited_for() -> None:
+async def test_refused_connection_after_a_first_answer_is_retriable() -> None:
     async with client("http://127.0.0.1:1") as asked:
         asked._has_answered = True
         with pytest.raises(PrometheusError) as caught:
@@ -322,7 +322,7 @@ async def test_a_server_that_restarts_is_waited_for() -> None:
     assert caught.value.retriable
 
 
-async def test_a_silent_server_is_given_up_on_in_time() -> None:
+async def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with client(url, timeout_seconds=1, retries=0) as asked:
@@ -332,7 +332,7 @@ async def test_a_silent_server_is_given_up_on_in_time() -> None:
     assert "no answer within 1 s" in str(caught.value)
 
 
-async def test_tokens_are_read_anew_each_time_and_never_told(tmp_path: Path) -> None:
+async def test_token_file_is_read_for_each_request_and_never_shown(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
 
@@ -362,7 +362,7 @@ async def test_basic_authentication_and_headers_are_sent(tmp_path: Path) -> None
     assert sent["X-Scope-OrgID"] == "team-a"
 
 
-async def test_a_tls_server_is_trusted_by_its_authority_and_shown_our_certificate(tmp_path: Path) -> None:
+async def test_tls_server_is_verified_and_gets_the_client_certificate(tmp_path: Path) -> None:
     files = _certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files["ca"]))
     context.load_cert_chain(files["server"], files["server-key"])
@@ -412,7 +412,7 @@ def _certificates(folder: Path) -> dict[str, Path]:
     }
 
 
-async def test_real_servers_take_the_questions_and_are_known(
+async def test_real_servers_accept_queries_and_are_detected(
     fleet_prometheus: FleetServer, fleet_victoria: FleetServer
 ) -> None:
     for server, name, version in ((fleet_prometheus, "Prometheus", "2.42.0"), (fleet_victoria, "VictoriaMetrics", "")):
@@ -436,7 +436,7 @@ async def test_real_servers_take_the_questions_and_are_known(
         (None, "Prometheus API"),
     ],
 )
-async def test_engines_are_known_by_what_they_tell(data: object, title: str) -> None:
+async def test_engines_are_detected_from_their_build_info(data: object, title: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if data is None or not request.path.endswith("buildinfo"):
             return web.Response(status=404)
@@ -450,5 +450,5 @@ async def test_engines_are_known_by_what_they_tell(data: object, title: str) -> 
     ("text", "seconds"),
     [("15d", 1_296_000), ("1w2d", 777_600), ("30d or 10GiB", 2_592_000), ("10GiB", None), ("", None), ("0s", 0)],
 )
-def test_retention_is_read_as_prometheus_tells_it(text: str, seconds: float | None) -> None:
+def test_retention_is_parsed_in_the_prometheus_format(text: str, seconds: float | None) -> None:
     assert engine.seconds_of(text) == seconds

@@ -23,7 +23,7 @@ def problems(*flags: str, **environ: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_an_address_is_enough() -> None:
+def test_url_is_the_only_required_setting() -> None:
     assert settled("--prometheus", "https://mimir.example/prometheus/") == PrometheusSettings(
         url="https://mimir.example/prometheus"
     )
@@ -51,7 +51,7 @@ def test_flags_win_over_the_environment(tmp_path: Path) -> None:
     )
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     found = problems(
         "--prometheus=ftp://host",
         f"--prometheus-token-file={tmp_path}",
@@ -96,7 +96,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("http://host:9090/api/v1", "/api/v1 is added"),
     ],
 )
-def test_what_is_no_address_is_told_without_what_may_be_secret(url: str, words: str) -> None:
+def test_invalid_url_is_reported_without_possible_secrets(url: str, words: str) -> None:
     (told,) = problems(f"--prometheus={url}")
     assert words in told
     assert "hunter2" not in told
@@ -105,12 +105,12 @@ def test_what_is_no_address_is_told_without_what_may_be_secret(url: str, words: 
 @pytest.mark.parametrize(
     "header", ["secret", "Host=secret", "X A=secret", "X-A=", "Content-Length=secret", "X-A=s\tecret"]
 )
-def test_a_header_that_is_none_is_told_without_its_value(header: str) -> None:
+def test_invalid_header_is_reported_without_its_value(header: str) -> None:
     (told,) = problems("--prometheus=http://host", f"--prometheus-headers={header}")
     assert "is not a header" in told
     assert "ecret" not in told
 
 
-def test_no_address_at_all_is_told() -> None:
+def test_missing_url_is_reported() -> None:
     (told,) = problems()
     assert told.startswith("prometheus: not given; give an address")

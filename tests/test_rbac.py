@@ -186,7 +186,7 @@ async def asked_by_the_programs(name: str, chosen: Mapping[str, object], rights:
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-async def test_what_is_granted_is_what_the_programs_ask_for(name: str, tmp_path: Path) -> None:
+async def test_granted_rights_equal_the_requests_of_the_programs(name: str, tmp_path: Path) -> None:
     switch = SWITCHES[name]
     chart = documents(values=f"agent:\n  {switch.chart}\n")
     kustomized = composed(tmp_path / "kustomization", switch.components)
@@ -199,13 +199,13 @@ async def test_what_is_granted_is_what_the_programs_ask_for(name: str, tmp_path:
     assert "forbidden" not in seen.said
 
 
-def test_a_driver_by_dra_needs_the_rights_of_metadata_and_no_more(tmp_path: Path) -> None:
+def test_dra_driver_needs_only_the_rights_of_metadata(tmp_path: Path) -> None:
     values = "agent: {metadata: {enabled: true}, driver: {mode: dra}}"
     kustomized = composed(tmp_path / "kustomization", ["metadata", "driver-dra"])
     assert granted(documents(values=values)) == granted(kustomized) == EVERYTHING
 
 
-async def test_what_is_not_granted_is_told_by_name(tmp_path: Path) -> None:
+async def test_missing_right_is_reported_by_name(tmp_path: Path) -> None:
     namespaces = ("get", "", "namespaces")
     rights = {right for right in EVERYTHING if right != namespaces and not right[1]}
     seen = await asked_by_the_programs("owners", {"kube-metadata": True}, rights, tmp_path)
@@ -213,7 +213,7 @@ async def test_what_is_not_granted_is_told_by_name(tmp_path: Path) -> None:
     assert "get namespaces" in seen.said
 
 
-async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: Path) -> None:
+async def test_agent_without_metadata_makes_no_requests_and_has_no_rights(tmp_path: Path) -> None:
     for found in (documents(values="agent: {metadata: {enabled: false}}"), overlay("base")):
         assert not {document["kind"] for document in found} & (ROLES | BINDINGS)
         assert pod_spec(of_kind(found, "DaemonSet"))["automountServiceAccountToken"] is False
@@ -230,7 +230,7 @@ async def test_without_metadata_nothing_is_asked_and_nothing_granted(tmp_path: P
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_no_overlay_grants_more_than_the_agent_asks_for(folder: Path) -> None:
+def test_no_overlay_grants_more_than_the_agent_requests(folder: Path) -> None:
     found = built(folder)
     if "DaemonSet" not in {document["kind"] for document in found}:
         assert not {document["kind"] for document in found} & ROLES

@@ -21,7 +21,7 @@ def advice_on(
     return list(recommend(uses, prices_of(uses, per_hour, parts), judge_servers=judge_servers))
 
 
-def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what_it_pays_in_a_month() -> None:
+def test_unused_workload_is_advised_to_give_back_all_gpus_at_its_monthly_cost() -> None:
     (one,) = advice_on(use(0, 0.0, peak_memory_bytes=0.0), use(1, 0.004, peak_memory_bytes=0.4 * GB))
     assert (one.advice, one.title, one.gpus) == ("give-back", "Give back all 2 H100", 2)
     assert (one.per_month, one.currency) == (pytest.approx(2 * 4 * 730), "USD")
@@ -41,13 +41,13 @@ def test_a_workload_that_did_nothing_for_a_week_is_told_to_give_all_back_at_what
     assert "price paid per GPU-hour in this window is 4.00 USD" in told
 
 
-def test_what_has_something_loaded_is_not_given_back_without_asking() -> None:
+def test_idle_workload_with_loaded_memory_has_a_medium_risk() -> None:
     (one,) = advice_on(use(0, 0.0, peak_memory_bytes=30 * GB))
     assert (one.title, one.risk_level) == ("Give back the H100", "medium")
     assert "ask" in one.risk
 
 
-def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_them() -> None:
+def test_idle_gpus_of_a_busy_workload_are_named() -> None:
     busy = [use(number, 0.9) for number in range(5)]
     idle = [use(number, 0.0) for number in range(5, 8)]
     (one,) = advice_on(*busy, *idle)
@@ -59,7 +59,7 @@ def test_of_eight_gpus_the_three_that_never_work_are_named_and_no_mean_hides_the
     assert "The busiest of its other 5 devices was 90.0 % active" in " ".join(one.evidence)
 
 
-def test_all_gpus_of_one_model_are_given_back_where_those_of_another_work() -> None:
+def test_all_idle_gpus_of_one_model_are_given_back_if_other_models_work() -> None:
     (one,) = advice_on(use(0, 0.9), use(1, 0.0, model=L40S))
     assert (one.advice, one.title, one.owner.model) == ("fewer-gpus", "Give back the L40S", L40S)
 
@@ -77,7 +77,7 @@ SILENT: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("changes", SILENT.values(), ids=SILENT)
-def test_nothing_is_to_be_given_back_where(changes: dict[str, object]) -> None:
+def test_idle_gpu_is_not_given_back_in_exempt_cases(changes: dict[str, object]) -> None:
     assert advice_on(use(0, 0.0)) != []
     assert advice_on(use(0, 0.0, **changes)) == []
 
@@ -85,18 +85,18 @@ def test_nothing_is_to_be_given_back_where(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "changes", [SILENT["nothing was measured"], SILENT["its part of a shared device is an estimate"]]
 )
-def test_one_device_of_which_little_is_known_keeps_a_workload_from_being_judged(changes: dict[str, object]) -> None:
+def test_device_with_little_data_prevents_advice_for_its_workload(changes: dict[str, object]) -> None:
     assert advice_on(use(0, 0.0), use(1, 0.0), use(2, 0.0, **changes)) == []
 
 
-def test_who_worked_on_another_device_this_week_may_only_be_resting() -> None:
+def test_workload_active_on_another_device_this_week_is_not_advised() -> None:
     now = use(0, 0.0, held_hours=30.0, measured_hours=30.0)
     assert advice_on(now, use(1, 0.8, held_hours=90.0, measured_hours=90.0, still_held=False)) == []
     (one,) = advice_on(now, use(1, 0.0, held_hours=90.0, measured_hours=90.0, still_held=False))
     assert (one.advice, one.gpus, one.devices) == ("give-back", 1, ("GPU-0",))
 
 
-def test_a_gpu_that_is_used_a_little_becomes_the_smallest_instance_that_fits_memory_and_activity() -> None:
+def test_slightly_used_gpu_moves_to_the_smallest_fitting_mig_instance() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL))
     assert (one.advice, one.title) == ("smaller-mig", "Move the H100 to a MIG instance 2g.20gb")
     assert one.gpus == pytest.approx(5 / 7)
@@ -121,7 +121,7 @@ RISKS: dict[str, tuple[HeldDevice, str, str]] = {
 
 
 @pytest.mark.parametrize(("held", "level", "reason"), RISKS.values(), ids=RISKS)
-def test_risk_follows_from_the_evidence_and_says_why(held: HeldDevice, level: str, reason: str) -> None:
+def test_risk_level_has_a_reason_from_the_evidence(held: HeldDevice, level: str, reason: str) -> None:
     (one,) = advice_on(held)
     assert one.risk_level == level
     assert reason in one.risk
@@ -136,12 +136,12 @@ def test_risk_follows_from_the_evidence_and_says_why(held: HeldDevice, level: st
         ("", ""),
     ],
 )
-def test_a_command_to_copy_gives_a_workloads_gpus_back(kind: str, command: str) -> None:
+def test_give_back_advice_has_a_command_for_the_workload_kind(kind: str, command: str) -> None:
     (one,) = advice_on(use(0, 0.0, kind=kind))
     assert one.command == command
 
 
-def test_a_command_quotes_what_a_shell_would_run() -> None:
+def test_command_quotes_shell_characters() -> None:
     (one,) = advice_on(use(0, 0.2, workload="$(reboot); x", **SMALL))
     assert one.command == "kubectl -n ml edit 'deployment/$(reboot); x'"
 
@@ -156,12 +156,12 @@ def test_a_command_quotes_what_a_shell_would_run() -> None:
         (0.4, 20 * GB, "4g.40gb"),
     ],
 )
-def test_both_memory_and_activity_have_a_fifth_of_room(activity: float, memory: float, profile: str) -> None:
+def test_mig_profile_leaves_a_fifth_of_memory_and_activity_free(activity: float, memory: float, profile: str) -> None:
     (one,) = advice_on(use(0, activity, peak_memory_bytes=memory))
     assert one.title.endswith(f" {profile}")
 
 
-def test_an_instance_becomes_a_smaller_one_by_its_part_of_the_gpu() -> None:
+def test_mig_instance_moves_to_a_smaller_one() -> None:
     of_half = {**MIG, "mig_profile": "3g.40gb", "share_ratio": 0.5, "peak_memory_bytes": 5 * GB}
     (one,) = advice_on(use(0, 0.25, **of_half))
     assert (one.title, one.advice) == ("Move the instance 3g.40gb of H100 to a MIG instance 1g.10gb", "smaller-mig")
@@ -182,30 +182,30 @@ KEPT: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("changes", KEPT.values(), ids=KEPT)
-def test_what_stays_as_it_is_because_it_is(changes: dict[str, object]) -> None:
+def test_slightly_used_gpu_is_kept_in_exempt_cases(changes: dict[str, object]) -> None:
     little = {"peak_memory_bytes": 15 * GB} | changes
     assert advice_on(use(0, 0.25, peak_memory_bytes=15 * GB)) != []
     assert advice_on(use(0, 0.25, **little)) == []
 
 
-def test_servers_are_judged_by_memory_where_that_is_asked_for_and_at_high_risk() -> None:
+def test_inference_servers_are_judged_on_request_with_a_high_risk() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL, workload="vllm-llama"), judge_servers=True)
     assert (one.advice, one.risk_level) == ("smaller-mig", "high")
     assert "reserves memory at its start" in one.risk
 
 
-def test_a_device_of_unknown_memory_use_keeps_its_workload_on_gpus_of_this_size() -> None:
+def test_device_with_unknown_memory_use_keeps_its_workload_on_whole_gpus() -> None:
     assert advice_on(use(0, 0.1, **SMALL), use(1, 0.1, **SMALL))
     assert advice_on(use(0, 0.1, **SMALL), use(1, 0.1, peak_memory_bytes=None)) == []
 
 
-def test_several_gpus_of_one_workload_cannot_be_cut_up_without_a_high_risk() -> None:
+def test_moving_several_gpus_to_mig_has_a_high_risk() -> None:
     (one,) = advice_on(use(0, 0.2, **SMALL), use(1, 0.1, **SMALL))
     assert (one.title, one.risk_level) == ("Move each of 2 H100 to a MIG instance 2g.20gb", "high")
     assert "cannot use MIG instances" in one.risk
 
 
-def test_a_model_without_mig_is_shared_by_as_many_as_fit_it() -> None:
+def test_gpu_without_mig_is_shared_by_the_fitting_number_of_workloads() -> None:
     little = {"model": L40S, "memory_total_bytes": 48 * GB}
     (one,) = advice_on(use(0, 0.1, **little, peak_memory_bytes=8 * GB), per_hour=2.0)
     assert (one.advice, one.title) == ("share", "Share the L40S among 4 such workloads")
@@ -215,7 +215,7 @@ def test_a_model_without_mig_is_shared_by_as_many_as_fit_it() -> None:
     assert advice_on(use(0, 0.45, **little, peak_memory_bytes=8 * GB)) == []
 
 
-def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_there_and_has_the_memory() -> None:
+def test_cheaper_model_of_the_fleet_with_enough_memory_is_advised() -> None:
     little = use(0, 0.1, peak_memory_bytes=9 * GB)
     fleet = [use(1, 0.9, model=T4, workload="x", memory_total_bytes=16 * GB, peak_memory_bytes=9 * GB)]
     book = ledger(paid(4.0, HOURS), paid(0.5, 1000, workload="x", model=T4))
@@ -229,9 +229,7 @@ def test_a_big_model_that_does_little_is_exchanged_for_a_cheaper_one_that_is_the
 
 
 @pytest.mark.parametrize(("per_hour", "currency"), [(5.0, "USD"), (0.5, "EUR")])
-def test_a_smaller_model_that_is_dearer_or_paid_in_another_currency_is_not_named(
-    per_hour: float, currency: str
-) -> None:
+def test_smaller_model_at_a_higher_price_or_other_currency_has_no_saving(per_hour: float, currency: str) -> None:
     server = use(0, 0.1, peak_memory_bytes=9 * GB, policy="inference")
     other = use(1, 0.9, workload="x", model=T4, memory_total_bytes=16 * GB)
     book = ledger(paid(4.0, HOURS), paid(per_hour, 1000, currency=currency, workload="x", model=T4))
@@ -239,7 +237,7 @@ def test_a_smaller_model_that_is_dearer_or_paid_in_another_currency_is_not_named
     assert (one.title, one.per_month) == ("Use a smaller model instead of 1 H100", None)
 
 
-def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
+def test_smaller_model_advice_without_known_prices_has_no_saving() -> None:
     (one,) = recommend(
         [use(0, 0.1, model="NVIDIA GH200 480GB", peak_memory_bytes=9 * GB, policy="inference")], ledger()
     )
@@ -248,7 +246,7 @@ def test_without_two_known_prices_a_smaller_model_has_no_money() -> None:
     assert "no single price" in " ".join(one.evidence)
 
 
-def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> None:
+def test_saving_uses_the_mean_paid_price_of_one_currency() -> None:
     idle = use(0, 0.0)
     key, hour = paid(4.0, 100)
     half = Figures(
@@ -267,13 +265,13 @@ def test_money_is_at_the_mean_of_what_was_paid_and_never_across_currencies() -> 
     assert one.per_month is None
 
 
-def test_a_pod_that_the_ledger_has_no_name_for_pays_what_its_model_costs() -> None:
+def test_pod_without_a_ledger_line_uses_the_price_of_its_model() -> None:
     pod = use(0, 0.0, kind="Pod", workload="p-0", team="")
     (one,) = recommend([pod], ledger(paid(3.0, 100, kind="", workload="", team="")))
     assert one.per_month == pytest.approx(3.0 * 730)
 
 
-def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
+def test_most_expensive_advice_comes_first_and_unpriced_advice_last() -> None:
     uses = [
         use(0, 0.0, workload="cheap"),
         use(1, 0.0, workload="dear"),
@@ -296,7 +294,7 @@ def test_the_dearest_comes_first_and_what_has_no_price_last() -> None:
         ("NVIDIA B200", 192 * GB, "1c.3g.90gb", "1g.23gb", "7g.180gb"),
     ],
 )
-def test_profiles_are_those_of_the_model(model: str, memory: float, current: str, smallest: str, largest: str) -> None:
+def test_profiles_match_the_model(model: str, memory: float, current: str, smallest: str, largest: str) -> None:
     found = profiles_of(model, memory, current)
     assert (found[0].name, found[-1].name) == (smallest, largest)
     assert found[-1].share_ratio == found[-1].compute_ratio == 1
@@ -304,7 +302,7 @@ def test_profiles_are_those_of_the_model(model: str, memory: float, current: str
 
 
 @pytest.mark.parametrize(("model", "current"), [("NVIDIA A100", "1g.10gb"), ("NVIDIA H100", "1g.99gb"), (L40S, "")])
-def test_profiles_that_cannot_be_told_are_none(model: str, current: str) -> None:
+def test_unknown_profiles_are_empty(model: str, current: str) -> None:
     assert profiles_of(model, 40 * GB, current) == ()
 
 
@@ -340,9 +338,7 @@ USES = st.builds(
 
 
 @given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid), st.floats(0.01, 100))
-def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
-    uses: list[HeldDevice], per_hour: float
-) -> None:
+def test_savings_never_exceed_device_cost_and_count_each_device_once(uses: list[HeldDevice], per_hour: float) -> None:
     found = advice_on(*uses, per_hour=per_hour)
     named = [device for one in found for device in one.devices]
     assert len(named) == len(set(named))
@@ -357,7 +353,7 @@ def test_savings_never_exceed_what_the_devices_cost_and_no_device_saves_twice(
 
 
 @given(st.lists(USES, max_size=12, unique_by=lambda one: one.uuid))
-def test_nothing_is_ever_suggested_from_what_is_estimated_or_was_hardly_measured(uses: list[HeldDevice]) -> None:
+def test_estimated_or_hardly_measured_devices_get_no_advice(uses: list[HeldDevice]) -> None:
     named = {device for one in advice_on(*uses) for device in one.devices}
     for one in uses:
         if one.estimated or one.measured_hours < 0.9 * one.held_hours or one.held_hours < 24 or not one.still_held:
@@ -373,7 +369,7 @@ def busy_at(effective_ratio: float, profiled_ratio: float = 1.0) -> ByState:
 STARVED = {"bottlenecks": {"starved": 0.97 * HOURS, "compute": 0.03 * HOURS}, **SMALL}
 
 
-def test_a_starved_workload_fits_the_part_that_it_uses_however_long_it_is_active() -> None:
+def test_starved_workload_is_sized_by_its_busiest_resource() -> None:
     held = use(0, 0.96, **STARVED)
     assert advice_on(held) == [], "without a profile it is only busy"
     (one,) = advice_on(held, parts=busy_at(0.09))
@@ -405,7 +401,7 @@ def used(**changes: float) -> HeldDevice:
     return use(0, 0.96, **STARVED, resource_uses={name: ratio * HOURS for name, ratio in (RECORDED | changes).items()})
 
 
-def test_the_evidence_names_how_near_a_workload_is_to_each_limit() -> None:
+def test_evidence_lists_the_use_of_each_resource_limit() -> None:
     of_limits = (
         "arithmetic pipes 3.0 %, memory bandwidth 9.0 %, busiest of PCIe, NVLink and C2C 0.0 %, video engines 0.0 %"
     )
@@ -419,7 +415,7 @@ def test_the_evidence_names_how_near_a_workload_is_to_each_limit() -> None:
     assert len(unknown.evidence) == len(one.evidence) - 1, "it was recorded for too little of the time"
 
 
-def test_a_starved_workload_that_fills_the_multiprocessors_keeps_its_gpu() -> None:
+def test_starved_workload_with_busy_multiprocessors_keeps_its_gpu() -> None:
     (half,) = advice_on(used(sm=0.4 * 0.95), parts=busy_at(0.09))
     assert half.title == "Move the H100 to a MIG instance 4g.40gb"
     (full,) = advice_on(used(sm=0.9 * 0.95), parts=busy_at(0.09))
@@ -452,7 +448,7 @@ INFORMED: dict[str, tuple[HeldDevice, str, str]] = {
 
 
 @pytest.mark.parametrize(("held", "title", "words"), INFORMED.values(), ids=INFORMED)
-def test_what_limits_a_busy_workload_is_information_and_saves_nothing(held: HeldDevice, title: str, words: str) -> None:
+def test_bottleneck_of_a_busy_workload_is_information_without_saving(held: HeldDevice, title: str, words: str) -> None:
     (one,) = advice_on(held, parts=busy_at(0.6))
     assert (one.advice, one.gpus, one.per_month, one.command, one.risk_level) == ("bottleneck", 0, None, "", "low")
     assert one.title.startswith(title)
@@ -474,12 +470,12 @@ UNINFORMED: dict[str, tuple[HeldDevice, ByState]] = {
 
 
 @pytest.mark.parametrize(("held", "parts"), UNINFORMED.values(), ids=UNINFORMED)
-def test_nothing_is_said_of_limits_where(held: HeldDevice, parts: ByState) -> None:
+def test_bottleneck_advice_is_absent_in_exempt_cases(held: HeldDevice, parts: ByState) -> None:
     assert advice_on(of_class("memory"), parts=busy_at(0.6)) != []
     assert advice_on(held, parts=parts) == []
 
 
-def test_lines_of_nobody_set_a_models_price_but_are_no_workload() -> None:
+def test_unallocated_lines_set_a_model_price_but_are_no_workload() -> None:
     free = (
         LineKey(kind="Unallocated", model=H100),
         Figures(seconds=ByState(idle=36_000.0), money={"USD": ByState(unprofiled=50.0)}),

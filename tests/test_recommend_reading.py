@@ -161,7 +161,7 @@ async def recommendations_at(address: str) -> tuple[Recommendation, ...]:
         return await read_recommendations(client, PrometheusLedger(client), END_SECONDS + 1200)
 
 
-def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prometheis(url: str) -> None:
+def test_evidence_of_each_device_is_read_once_from_one_or_two_servers(url: str) -> None:
     found = {one.owner.workload + one.uuid: one for one in asyncio.run(uses_at(url))}
     expected = {
         one.owner.workload + one.uuid: one for one in FLEET if one.owner.workload not in {"quiet, please", "ended"}
@@ -184,7 +184,7 @@ def test_what_was_recorded_of_each_device_is_read_once_also_from_a_pair_of_prome
             assert getattr(one, field) == pytest.approx(getattr(truth, field)), name
 
 
-def test_each_piece_of_advice_is_found_with_its_money_and_nothing_else_is_said(url: str) -> None:
+def test_every_recommendation_has_its_saving_and_no_other_is_made(url: str) -> None:
     found = asyncio.run(recommendations_at(url))
     months = [one.per_month or 0.0 for one in found]
     assert months == sorted(months, reverse=True)
@@ -195,7 +195,7 @@ def test_each_piece_of_advice_is_found_with_its_money_and_nothing_else_is_said(u
         assert (one.owner.cluster, one.currency) == ("prod", "USD" if month else "")
 
 
-def test_filters_pick_workloads(real_prometheus: str) -> None:
+def test_filters_select_workloads(real_prometheus: str) -> None:
     of_two = Filters(wanted={"workload": frozenset({"fewer", "shared"}), "mode": frozenset({"exclusive"})})
     found = asyncio.run(uses_at(real_prometheus, of_two))
     assert sorted(one.owner.workload for one in found) == ["fewer", "fewer", "shared"]
@@ -206,9 +206,7 @@ def command(url: str, *arguments: str) -> list[str]:
     return ["recommend", "--prometheus", url, "--window", "2026-09-14T14:00Z..2026-09-21T14:00Z", *arguments]
 
 
-def test_the_command_tells_what_to_do_why_and_what_it_saves(
-    real_prometheus: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_shows_advice_reason_and_saving(real_prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(real_prometheus)) == 0
     told = capsys.readouterr().out
     flat = " ".join(told.split())
@@ -218,7 +216,7 @@ def test_the_command_tells_what_to_do_why_and_what_it_saves(
     assert "a month, of 6 recommendations" in flat
 
 
-def test_json_and_csv_have_the_same_and_json_adds_it_up(
+def test_json_and_csv_have_the_same_advice_and_json_has_sums(
     real_prometheus: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(command(real_prometheus, "--format", "json")) == 0
@@ -235,7 +233,7 @@ def test_json_and_csv_have_the_same_and_json_adds_it_up(
     assert rows[0]["from"] == "2026-09-14T14:00:00Z"
 
 
-def test_a_filter_that_leaves_nothing_is_no_fault_and_says_so(
+def test_filter_without_matches_succeeds_with_a_warning(
     real_prometheus: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(real_prometheus, "--filter", "team=nobody")) == 0
@@ -244,14 +242,12 @@ def test_a_filter_that_leaves_nothing_is_no_fault_and_says_so(
     assert "warning: nothing matches team nobody" in shown.err
 
 
-def test_without_evidence_it_says_which_rules_are_missing(
-    real_prometheus: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_evidence_names_the_missing_rules(real_prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "--prometheus", real_prometheus, "--window", "2025-01"]) == EXIT_FAILED
     assert "gpu-evidence" in capsys.readouterr().err
 
 
-def test_every_mistake_in_the_flags_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["recommend", "--prometheus", "ftp://x", "--window", "3h", "--filter", "pool=a", "--filter", "x"]
     assert main(wrong) == EXIT_USAGE
     told = capsys.readouterr().err
@@ -259,7 +255,7 @@ def test_every_mistake_in_the_flags_is_told_at_once(capsys: pytest.CaptureFixtur
         assert words in told
 
 
-def test_a_prometheus_that_is_away_is_told_in_one_line() -> None:
+def test_unreachable_prometheus_is_reported_in_one_line() -> None:
     command = [sys.executable, "-m", "exporter", "recommend", "--prometheus", "http://127.0.0.1:1"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == EXIT_FAILED

@@ -117,13 +117,13 @@ def amounts(document: Mapping[str, Any]) -> dict[str, str]:
         ({}, 2.375, ("--gpu-part", "0.95"), {"not_gpu": "24.00"}),
     ],
 )
-def test_rates_explain_a_gap(
+def test_rate_differences_explain_a_gap(
     tmp_path: Path, change: Cells, per_hour: float, options: Sequence[str], expected: dict[str, str]
 ) -> None:
     assert amounts(compared(bill(tmp_path, change), ledger(node(per_hour)), *options)) == expected
 
 
-def test_hours_not_metered_are_separate_from_hours_not_recorded(tmp_path: Path) -> None:
+def test_unmetered_hours_are_separate_from_unrecorded_hours(tmp_path: Path) -> None:
     of = ledger(node(hours=96.0))  # twelve hours of one of two nodes
     of = replace(of, chunks=tuple(replace(chunk, recorded_hours={"prod": 12}) for chunk in of.chunks))
     found = compared(bill(tmp_path, {}, {"ResourceId": "i-2"}), of)
@@ -139,13 +139,13 @@ def test_too_many_hours_of_a_day_do_not_hide_too_few_of_another(tmp_path: Path) 
     assert (hours["not_metered"], hours["not_billed"]) == (96, 96)
 
 
-def test_a_line_for_two_days_is_compared_as_a_whole(tmp_path: Path) -> None:
+def test_two_day_line_is_compared_as_a_whole(tmp_path: Path) -> None:
     costs = dict.fromkeys(("ListCost", "ContractedCost", "EffectiveCost"), "960")
     path = bill(tmp_path, {"ChargePeriodEnd": "2026-10-03T00:00:00Z", "ConsumedQuantity": "48", **costs})
     assert amounts(compared(path, ledger(node(), node()))) == {}
 
 
-def test_gpus_without_a_price_count_at_the_rate_of_the_bill(tmp_path: Path) -> None:
+def test_unpriced_gpus_count_at_the_rate_of_the_bill(tmp_path: Path) -> None:
     partly = ledger({key("a"): held(192.0, 2.5, unpriced_hours=96.0)})
     assert amounts(compared(bill(tmp_path, {}), partly)) == {"unpriced": "240.00"}
     other = ledger({key("a"): held(96.0), key("b", node="node-b"): held(96.0, None)})
@@ -155,7 +155,7 @@ def test_gpus_without_a_price_count_at_the_rate_of_the_bill(tmp_path: Path) -> N
     assert found["unpriced"] == "240.00", "a node without any price is in the metadata alone"
 
 
-def test_taxes_credits_transfer_and_unused_commitments_have_their_own_parts(tmp_path: Path) -> None:
+def test_taxes_credits_transfer_and_unused_commitments_are_separate(tmp_path: Path) -> None:
     path = bill(
         tmp_path,
         {**NO_TIME, "ChargeCategory": "Tax", "EffectiveCost": "10.01"},  # before the line that says what i-1 is
@@ -170,13 +170,13 @@ def test_taxes_credits_transfer_and_unused_commitments_have_their_own_parts(tmp_
     assert (found["bill"]["gpu_lines"], found["bill"]["other_cost"]) == (5, {"USD": "77.00"})
 
 
-def test_money_of_two_currencies_is_not_converted(tmp_path: Path) -> None:
+def test_costs_in_two_currencies_are_not_converted(tmp_path: Path) -> None:
     found = compared(bill(tmp_path, {"BillingCurrency": "EUR"}), ledger(node()))
     assert [group["currency"] for group in found["groups"]] == ["EUR", "USD"]
     assert all("not converted" in group["note"] for group in found["groups"])
 
 
-def test_instances_of_one_side_only_are_their_whole_gap(tmp_path: Path) -> None:
+def test_instance_types_on_one_side_only_are_a_whole_gap(tmp_path: Path) -> None:
     path = bill(tmp_path, {"SkuPriceDetails": '{"InstanceType":"g5.xlarge","GpuCount":1}'})
     found = compared(path, ledger(node()))
     told = {group["instance_type"]: group["explanations"][0] for group in found["groups"]}
@@ -184,7 +184,7 @@ def test_instances_of_one_side_only_are_their_whole_gap(tmp_path: Path) -> None:
     assert (told[P5]["kind"], told[P5]["amount"]) == ("not_billed", "-480.00")
 
 
-def test_an_unknown_number_of_gpus_leaves_the_gap_unexplained(tmp_path: Path) -> None:
+def test_unknown_gpu_count_leaves_the_gap_unexplained(tmp_path: Path) -> None:
     path = bill(tmp_path, {"SkuPriceDetails": '{"InstanceType":"g5.48xlarge"}'})
     (group,) = compared(path, ledger({}))["groups"]
     (one,) = group["explanations"]
@@ -192,7 +192,7 @@ def test_an_unknown_number_of_gpus_leaves_the_gap_unexplained(tmp_path: Path) ->
     assert "--map" in one["what"]
 
 
-def test_lines_that_cannot_be_read_are_reported_and_in_no_sum(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported_and_not_summed(tmp_path: Path) -> None:
     wrong: Sequence[Cells] = (
         {"EffectiveCost": "lots"},
         {"ChargePeriodStart": "yesterday"},
@@ -258,18 +258,18 @@ def test_a_new_report_of_aws_is_read_from_gzip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["g6e.12xlarge", "Standard_ND96isr_H100_v5", "ml.p4d.24xlarge", "our.special"])
-def test_instances_with_gpus_are_known_by_type_or_by_our_nodes(tmp_path: Path, name: str) -> None:
+def test_gpu_instances_are_detected_by_type_or_node_label(tmp_path: Path, name: str) -> None:
     path = bill(tmp_path, {"SkuPriceDetails": json.dumps({"InstanceType": name, "GpuCount": 8})})
     assert amounts(compared(path, ledger(node(), facts=replace(FACTS, instance_type=name)))) == {}
 
 
 @pytest.mark.parametrize("name", ["m5.xlarge", "g4ad.xlarge", "Standard_D4s_v5", "n2-standard-8"])
-def test_instances_without_gpus_are_left_out(tmp_path: Path, name: str) -> None:
+def test_instances_without_gpus_are_ignored(tmp_path: Path, name: str) -> None:
     path = bill(tmp_path, {"SkuPriceDetails": json.dumps({"InstanceType": name})})
     assert compared(path, ledger(node()))["bill"]["other_lines"] == 1
 
 
-def test_a_map_ties_nodes_without_labels_to_the_bill(tmp_path: Path) -> None:
+def test_map_links_unlabelled_nodes_to_the_bill(tmp_path: Path) -> None:
     mapping = tmp_path / "map.csv"
     mapping.write_text(
         "cluster,node,resource,instance_type,account,gpus\nprod,node-a,i-1,p5.48xlarge,,\n,,,,111122223333,\n"
@@ -281,7 +281,7 @@ def test_a_map_ties_nodes_without_labels_to_the_bill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_google_bills_parts_of_an_instance(tmp_path: Path, is_named: bool) -> None:  # noqa: FBT001 - a case
+def test_google_instance_parts_are_combined(tmp_path: Path, is_named: bool) -> None:  # noqa: FBT001 - a case
     parts = [
         ("A3 Instance Core running in Iowa", "hour", "4992", "40"),
         ("A3 Instance Ram running in Iowa", "gibibyte hour", "44928", "30"),
@@ -321,7 +321,7 @@ def test_explanations_of_many_groups_sum_to_the_cent(tmp_path: Path) -> None:
     assert len(found["groups"]) == 9
 
 
-def test_the_table_shows_both_sides_and_hostile_names_harmlessly(tmp_path: Path) -> None:
+def test_table_shows_both_sides_and_escapes_names(tmp_path: Path) -> None:
     path = bill(tmp_path, {}, {"RegionId": "\x1b[2J\u202eevil"})
     done = run(path, ledger(node(2.0)))
     assert "price of 2.0000, list price of the bill 2.5000" in done.stdout
@@ -338,7 +338,7 @@ def test_the_table_shows_both_sides_and_hostile_names_harmlessly(tmp_path: Path)
         (b"\xff\xfe", "cannot read"),
     ],
 )
-def test_a_file_that_is_no_bill_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_invalid_bill_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "bill.csv"
     path.write_bytes(content)
     done = run(path, ledger(node()))
@@ -346,7 +346,7 @@ def test_a_file_that_is_no_bill_is_refused(tmp_path: Path, content: bytes, words
 
 
 @pytest.mark.parametrize("piece", [b"a", b'"a\n",'], ids=["one line", "one record of many lines"])
-def test_a_packed_bill_is_bounded_in_memory(tmp_path: Path, piece: bytes) -> None:
+def test_gzip_bill_is_read_in_bounded_memory(tmp_path: Path, piece: bytes) -> None:
     """A program that reads a record whole ends with a MemoryError at the limit of its process."""
     path = tmp_path / "bill.csv.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
@@ -364,7 +364,7 @@ def test_a_packed_bill_is_bounded_in_memory(tmp_path: Path, piece: bytes) -> Non
         ("instance_type,gpus\np5,0\n", ":2: expected"),
     ],
 )
-def test_a_wrong_map_is_refused_with_its_line(tmp_path: Path, content: str, words: str) -> None:
+def test_invalid_map_is_refused_with_its_line(tmp_path: Path, content: str, words: str) -> None:
     mapping = tmp_path / "map.csv"
     mapping.write_text(content)
     done = run(bill(tmp_path, {}), ledger(node()), "--map", str(mapping))

@@ -32,7 +32,7 @@ def value_of(page: bytes, name: str) -> float:
     raise AssertionError(name)
 
 
-def test_many_scrapes_of_one_snapshot_cost_one_rendering() -> None:
+def test_scrapes_of_one_snapshot_share_one_rendering() -> None:
     renderer = Renderer(ExpositionOptions())
     first = snapshot(exclusive())
     body = renderer.metrics(first, "")
@@ -46,7 +46,7 @@ def test_many_scrapes_of_one_snapshot_cost_one_rendering() -> None:
     assert gzip.decompress(body.packed() or b"") == body.plain
 
 
-async def test_fifty_scrapers_at_once_get_one_rendering_and_one_compression() -> None:
+async def test_fifty_concurrent_scrapers_share_one_rendering_and_compression() -> None:
     made: list[int] = []
     bodies: list[Body] = []
 
@@ -132,7 +132,7 @@ def _another(use: PodUse, pod: str, ratio: float) -> PodUse:
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 9999), min_size=2, max_size=5))
-def test_what_is_kept_from_page_to_page_never_shows(seeds: list[int]) -> None:
+def test_cached_rendering_equals_a_fresh_rendering(seeds: list[int]) -> None:
     options = ExpositionOptions()
     renderer, dropped = Renderer(options, list), Dropped()
     for one in map(made_up, seeds):
@@ -142,7 +142,7 @@ def test_what_is_kept_from_page_to_page_never_shows(seeds: list[int]) -> None:
         assert not duplicate_series(shown)
 
 
-def test_what_is_kept_for_pods_is_bounded() -> None:
+def test_kept_text_of_pods_is_bounded() -> None:
     renderer, device = Renderer(ExpositionOptions(), list), shared()
 
     def long_words(pod: str) -> PodFacts:
@@ -173,7 +173,7 @@ def test_a_new_snapshot_is_shown_at_once() -> None:
     assert value_of(page, "gpu_exporter_snapshot_timestamp_seconds") == 101.5
 
 
-def test_what_was_left_out_is_counted_over_all_pages() -> None:
+def test_dropped_series_are_counted_over_all_pages() -> None:
     renderer = Renderer(ExpositionOptions(series_limit=0), list)
     for number in range(1, 4):
         page = renderer.metrics(dataclasses.replace(snapshot(shared()), taken_at_seconds=float(number))).plain
@@ -181,7 +181,7 @@ def test_what_was_left_out_is_counted_over_all_pages() -> None:
         assert value_of(page, "gpu_exporter_dropped_series_total") == (holders + ledger) * number
 
 
-def test_memory_and_garbage_collection_of_the_process_are_on_the_page() -> None:
+def test_process_memory_and_garbage_collection_are_exported() -> None:
     page = Renderer(ExpositionOptions()).metrics(snapshot(exclusive())).plain
     assert value_of(page, "process_resident_memory_bytes") > 1_000_000
     assert value_of(page, "process_cpu_seconds_total") > 0

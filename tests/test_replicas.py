@@ -59,7 +59,7 @@ def live(metering: Metering, made: Attributor, first: float, last: float, seen: 
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_holders_of_a_gpu_that_became_unhealthy_pay_for_what_they_hold(tmp_path: Path, *, restarts: bool) -> None:
+def test_holders_of_an_unhealthy_gpu_keep_their_shares(tmp_path: Path, *, restarts: bool) -> None:
     metering = started(tmp_path)
     healthy = attributor(tmp_path / "no", metering, *replicas_of(0, 4))
     live(metering, healthy, 0.0, 10.0)
@@ -75,9 +75,7 @@ def test_holders_of_a_gpu_that_became_unhealthy_pay_for_what_they_hold(tmp_path:
 
 
 @pytest.mark.parametrize("seen", [WHOLE, IN_PARTS], ids=["as listed", "in MIG mode since"])
-def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free(
-    tmp_path: Path, seen: GpuReading
-) -> None:
+def test_never_advertised_shared_gpu_is_unattributed(tmp_path: Path, seen: GpuReading) -> None:
     metering = started(tmp_path)
     live(metering, attributor(tmp_path / "no", metering), 0.0, 10.0, seen)
     save_now(metering, NOW, 30.0, last=True)
@@ -85,7 +83,7 @@ def test_a_shared_gpu_that_was_never_advertised_is_nobodys_for_sure_and_not_free
     assert sum(seconds(shown(metering, 30.0), ML)) == sum(seconds(shown(metering, 30.0), UNALLOCATED)) == 0
 
 
-def test_an_expired_answer_leaves_no_slice_of_a_partitioned_gpu_free(tmp_path: Path) -> None:
+def test_expired_answer_leaves_no_slice_of_a_partitioned_gpu_unallocated(tmp_path: Path) -> None:
     metering = started(tmp_path)
     made = attributor(tmp_path / "no", metering)
     made.kubelet = Answers(holders=(held("a", mig_uuid(1)),))
@@ -97,7 +95,7 @@ def test_an_expired_answer_leaves_no_slice_of_a_partitioned_gpu_free(tmp_path: P
     assert sum(seconds(view, UNATTRIBUTED)) == pytest.approx(20.0)
 
 
-def test_what_is_remembered_outlives_a_driver_that_shows_no_gpu(tmp_path: Path) -> None:
+def test_replica_counts_survive_a_reading_without_gpus(tmp_path: Path) -> None:
     made = attributor(tmp_path, started(), *replicas_of(0, 4))
     made.join(None, NOW, 0.0)
     made.kubelet = Answers()
@@ -111,7 +109,7 @@ def test_what_is_remembered_outlives_a_driver_that_shows_no_gpu(tmp_path: Path) 
     "kept",
     [7, [["GPU-1", "r"]], [["GPU-1", "r", 0]], [["GPU-1", "r", True]], [["GPU-1", "r", 1e3]], [[1, "r", 2]], [5]],
 )
-def test_a_state_with_replicas_that_are_none_is_set_aside(tmp_path: Path, kept: object) -> None:
+def test_state_with_invalid_replicas_is_set_aside(tmp_path: Path, kept: object) -> None:
     live(started(tmp_path), attributor(tmp_path / "no", started()), 0.0, 2.0)
     state = StateFile(tmp_path).load()
     assert state is not None
@@ -119,7 +117,7 @@ def test_a_state_with_replicas_that_are_none_is_set_aside(tmp_path: Path, kept: 
     assert "is damaged" in started(tmp_path).problem
 
 
-def test_the_agent_keeps_how_its_gpus_are_divided(tmp_path: Path) -> None:
+def test_agent_saves_the_replica_counts_of_its_gpus(tmp_path: Path) -> None:
     with running_agent("--simulate", "t4-timeslicing", "--state-dir", str(tmp_path)) as agent:
         agent.until(lambda page: any(name.startswith("gpu_ledger_") for name in page), "the ledger")
         agent.end()

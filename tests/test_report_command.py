@@ -68,7 +68,7 @@ def money(line: dict[str, Any], currency: str) -> float:
 
 
 @pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
-def test_every_team_is_told_as_it_truly_was(
+def test_team_figures_match_the_truth(
     engine: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server: FleetServer = request.getfixturevalue(engine)
@@ -94,7 +94,7 @@ def test_every_team_is_told_as_it_truly_was(
     assert told["simulated"]
 
 
-def test_days_of_a_time_zone_are_exact_and_sum_to_the_days_together(
+def test_days_in_a_time_zone_are_exact_and_sum_to_the_whole_window(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     together = 0.0
@@ -110,9 +110,7 @@ def test_days_of_a_time_zone_are_exact_and_sum_to_the_days_together(
     assert both["total"]["allocated_seconds"] == pytest.approx(together, rel=1e-12)
 
 
-def test_days_of_half_hours_are_refused_and_not_billed_as_25_hours(
-    fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_hour_time_zone_is_refused(fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]) -> None:
     indian = "2026-09-11T00:00+05:30..2026-09-12T00:00+05:30"
     assert main(report(fleet_prometheus.url, window=indian)) == 2
     shown = capsys.readouterr()
@@ -122,7 +120,7 @@ def test_days_of_half_hours_are_refused_and_not_billed_as_25_hours(
 
 
 @pytest.mark.parametrize("form", ["table", "focus"])
-def test_coverage_below_the_least_wanted_is_exit_code_3_and_is_not_called_complete(
+def test_coverage_below_the_minimum_exits_with_3_and_is_not_called_complete(
     form: str, fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Three hours of 2026-08-25 and 2026-08-26 were not recorded.
@@ -142,7 +140,7 @@ def test_coverage_below_the_least_wanted_is_exit_code_3_and_is_not_called_comple
         assert "is not a part; allowed: 0 to 1, or 0% to 100%" in capsys.readouterr().err
 
 
-def test_filters_and_names_of_dimensions_are_understood(
+def test_filters_and_dimension_names_select_lines(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = document(capsys, fleet_prometheus.url, "--by", "namespace")
@@ -189,7 +187,7 @@ def test_labels_are_dimensions_and_filters(
     assert "no line has the label projects; labels of this period: environment, project" in capsys.readouterr().err
 
 
-def test_a_name_that_nobody_has_is_told_at_once(
+def test_unmatched_filter_value_gives_a_warning(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(report(fleet_prometheus.url, "--filter", "team=nobodies")) == 0
@@ -198,7 +196,7 @@ def test_a_name_that_nobody_has_is_told_at_once(
     assert "nothing matches team nobodies" in shown.out
 
 
-def test_shared_money_closes_to_the_cent(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+def test_shared_cost_sums_to_the_cent(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path = tmp_path / "charged.csv"
     options = ("--by", "workload", "--share-idle", "weighted", "--share-unallocated", "--format", "csv", "--with-notes")
     assert main(report(fleet_prometheus.url, *options, "--output", str(path))) == 0
@@ -213,7 +211,7 @@ def test_shared_money_closes_to_the_cent(fleet_prometheus: FleetServer, tmp_path
         assert all(float(row[f"charged_{currency}"]) == 0 for row in apart)
 
 
-def test_money_is_worked_out_reread_at_the_prices_of_a_book(
+def test_price_book_reprices_the_report(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     book = tmp_path / "book.yaml"
@@ -228,7 +226,7 @@ def test_money_is_worked_out_reread_at_the_prices_of_a_book(
     assert any("at the prices of the time of use it was" in note for note in told["trust"]["notes"])
 
 
-def test_focus_goes_to_a_file_with_its_metadata_beside_it(
+def test_focus_file_has_a_metadata_file_next_to_it(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "focus.csv"
@@ -246,9 +244,7 @@ def test_focus_goes_to_a_file_with_its_metadata_beside_it(
         assert cost == pytest.approx(money(told["total"], currency), abs=1e-4)
 
 
-def test_a_focus_file_names_the_account_the_provider_and_that_it_corrects(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+def test_focus_file_has_account_provider_and_correction_flag(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path = tmp_path / "focus.csv"
     options = ["--focus-billing-account", "4711", "--focus-billing-account-name", "=GPUs", "--focus-provider", "Our DC"]
     command = report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=FIRST)
@@ -266,7 +262,7 @@ def test_a_focus_file_names_the_account_the_provider_and_that_it_corrects(
     assert told == {("on-prem", "", "", "Internal", "Internal")}
 
 
-def test_a_focus_file_of_a_part_of_the_fleet_says_so(
+def test_focus_metadata_of_a_filtered_report_has_the_filter(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, beside = tmp_path / "focus.csv", tmp_path / "focus.csv.metadata.json"
@@ -280,7 +276,7 @@ def test_a_focus_file_of_a_part_of_the_fleet_says_so(
     assert json.loads(beside.read_text(encoding="utf-8"))["x_Filter"] is None
 
 
-def test_metadata_that_cannot_be_written_are_told_before_anything_is_read(
+def test_unwritable_metadata_file_is_reported_before_reading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "focus.csv.metadata.json").mkdir()
@@ -297,7 +293,7 @@ def test_metadata_that_cannot_be_written_are_told_before_anything_is_read(
     assert "focus.csv.metadata.json is a directory" in capsys.readouterr().err
 
 
-def test_the_store_answers_alone_and_together_with_prometheus(
+def test_store_is_read_alone_or_with_prometheus(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "days.sqlite"
@@ -318,7 +314,7 @@ def test_the_store_answers_alone_and_together_with_prometheus(
     assert money(together["total"], "USD") == pytest.approx(money(alone["total"], "USD"))
 
 
-def test_days_that_the_store_does_not_have_make_the_report_partial(
+def test_days_missing_in_the_store_make_the_report_partial(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "days.sqlite"
@@ -385,7 +381,7 @@ def between(url: str, refuse: Callable[[str], bool] = lambda _: False, delay_sec
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "html", "focus"])
-def test_a_question_that_stays_unanswered_is_told_in_every_form(
+def test_failed_query_is_reported_in_every_format(
     form: str, fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report"
@@ -401,7 +397,7 @@ def test_a_question_that_stays_unanswered_is_told_in_every_form(
     assert "503" in text
 
 
-def test_nothing_at_all_is_a_failure_that_leaves_the_old_file(
+def test_empty_ledger_and_failed_report_keep_the_old_file(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.csv"
@@ -416,7 +412,7 @@ def test_nothing_at_all_is_a_failure_that_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_written_whole_stays_what_it_was(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("of yesterday\n", encoding="utf-8")
     command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url)]
@@ -430,9 +426,7 @@ def test_a_file_that_cannot_be_written_whole_stays_what_it_was(fleet_prometheus:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+def test_leftover_part_file_of_a_killed_process_is_ignored(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url, window=FIRST)]
     command += ["--format", "json", "--output", str(path)]
@@ -442,7 +436,7 @@ def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(
     assert json.loads(path.read_text(encoding="utf-8"))["lines"]
 
 
-def test_a_file_keeps_its_mode_and_a_link_stays_a_link(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+def test_output_file_keeps_its_mode_and_a_symlink_stays(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     path, link = tmp_path / "report.txt", tmp_path / "latest"
     path.write_text("of yesterday\n", encoding="utf-8")
     path.chmod(0o640)
@@ -453,7 +447,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_a_link(fleet_prometheus: FleetSe
     assert "GPU cost, 2026-09-10" in path.read_text(encoding="utf-8")
 
 
-def test_a_device_is_written_to_and_not_replaced(
+def test_output_to_a_device_does_not_replace_it(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(report(fleet_prometheus.url, "--output", "/dev/null")) == 0
@@ -462,7 +456,7 @@ def test_a_device_is_written_to_and_not_replaced(
     assert "/dev/full: cannot write: No space left on device" in capsys.readouterr().err
 
 
-def test_a_dash_is_standard_output(
+def test_dash_writes_to_standard_output(
     fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -490,7 +484,7 @@ def at_a_terminal(command: list[str]) -> tuple[int, str]:
         return process.wait(timeout=60), sent.decode(errors="replace")
 
 
-def test_whoever_waits_at_a_terminal_sees_how_long_and_a_pipe_sees_nothing(fleet_prometheus: FleetServer) -> None:
+def test_progress_is_shown_on_a_terminal_and_not_on_a_pipe(fleet_prometheus: FleetServer) -> None:
     with between(fleet_prometheus.url, delay_seconds=0.6) as slow:
         command = [sys.executable, "-m", "exporter", *report(slow, "--prometheus-concurrency", "1")]
         code, sent = at_a_terminal(command)
@@ -502,7 +496,7 @@ def test_whoever_waits_at_a_terminal_sees_how_long_and_a_pipe_sees_nothing(fleet
     assert (piped.returncode, piped.stderr) == (0, "")
 
 
-def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
+def test_fast_report_shows_no_progress_bar(fleet_prometheus: FleetServer) -> None:
     command = [sys.executable, "-m", "exporter", *report(fleet_prometheus.url, window=FIRST)]
     code, sent = at_a_terminal(command)
     assert code == 0
@@ -548,26 +542,26 @@ def test_quick_work_shows_no_bar(fleet_prometheus: FleetServer) -> None:
         (["--store", "f", "--price-book", "/nowhere"], "price-book: cannot read /nowhere"),
     ],
 )
-def test_what_contradicts_is_refused_with_the_mend(
+def test_contradicting_options_are_refused_with_the_fix(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *options]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--by", "x", "--filter", "y", "--window", "z", "--share-unallocated", "--topp", "3"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 6
     assert any("did you mean '--top'?" in line for line in told)
 
 
-def test_a_store_that_is_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_store_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--store", str(tmp_path / "none.sqlite")]) == 1
     assert "none.sqlite" in capsys.readouterr().err
 
 
-def test_the_address_may_come_from_the_environment(
+def test_url_is_read_from_the_environment(
     fleet_prometheus: FleetServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPU_COST_EXPORTER_PROMETHEUS", fleet_prometheus.url)

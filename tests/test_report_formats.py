@@ -52,7 +52,7 @@ def records(report: FleetReport) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("table", "txt"), ("csv", "csv"), ("json", "json"), ("html", "html")])
-def test_every_form_is_as_its_golden_file(form: Form, suffix: str) -> None:
+def test_every_format_matches_its_golden_file(form: Form, suffix: str) -> None:
     report = report_of(small_ledger(), "workload", "team", "model", share_idle="weighted")
     text = written(report, form)
     path = GOLDEN / f"fleet_report.{suffix}"
@@ -62,7 +62,7 @@ def test_every_form_is_as_its_golden_file(form: Form, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("form", FLEET_FORMATS)
-def test_conservation_coverage_and_what_was_not_read_stand_in_every_form(form: Form) -> None:
+def test_conservation_coverage_and_failed_reads_are_shown_in_every_format(form: Form) -> None:
     short = ledger(
         {owner("a", "x"): hours(active=6, unknown=2, usd=4), nobody(UNALLOCATED): hours(idle=12, unpriced=12)},
         capacity={"": 25 * 3600.0},
@@ -77,7 +77,7 @@ def test_conservation_coverage_and_what_was_not_read_stand_in_every_form(form: F
 
 
 @pytest.mark.parametrize("form", FLEET_FORMATS)
-def test_a_simulated_fleet_says_so_in_every_form(form: Form) -> None:
+def test_simulated_fleet_is_marked_in_every_format(form: Form) -> None:
     real = ledger({owner("a", "x"): hours(active=6)})
     report = report_of(real)
     assert "simulated" not in written(report, form).lower().replace('"simulated": false', "").replace(".simulated", "")
@@ -97,12 +97,12 @@ def test_eight_gpus_at_90_percent_show_90_percent() -> None:
     assert '<td class="n">90 %</td>' in written(report, "html")
 
 
-def test_a_little_activity_is_not_shown_as_none() -> None:
+def test_low_activity_is_not_shown_as_zero() -> None:
     report = report_of(ledger({owner("a", "x"): hours(active=0.01, idle=20)}))
     assert "<1 %" in written(report, "table")
 
 
-def test_a_report_of_a_part_says_so_instead_of_a_sum() -> None:
+def test_filtered_report_shows_its_filter_instead_of_missing_hours() -> None:
     report = report_of(small_ledger(), filters=Filters(wanted={"team": frozenset({"core"})}))
     assert "of 508.00 GPU-hours metered: only team core" in written(report, "table")
     assert document(report)["trust"]["missing_seconds"] is None
@@ -111,7 +111,7 @@ def test_a_report_of_a_part_says_so_instead_of_a_sum() -> None:
     assert rows["Total"]["remark"] == "a part of the capacity: only team core"
 
 
-def test_no_name_is_a_formula_to_a_spreadsheet() -> None:
+def test_names_are_never_spreadsheet_formulas() -> None:
     lines = {owner(name, "x"): hours(active=1) for name in ("=1+1", "+1", "-1", "@x", "\tx", "\r=x", "fine")}
     namespaces = {row["owner_namespace"] for row in records(report_of(ledger(lines))) if row["record"] == "Owner"}
     assert namespaces == {"'=1+1", "'+1", "'-1", "'@x", "'\tx", "'\n'=x", "fine"}
@@ -124,13 +124,13 @@ def test_names_survive_quotes_and_newlines_in_csv_and_json() -> None:
     assert {line["owner_name"] for line in json.loads(written(report, "json"))["lines"]} >= {HOSTILE, TURNED}
 
 
-def test_half_a_surrogate_pair_in_a_name_costs_nothing() -> None:
+def test_lone_surrogate_in_a_name_is_written_in_every_format() -> None:
     report = report_of(ledger({owner("a\ud800b", "x"): hours(active=1)}))
     for form in FLEET_FORMATS:
         assert written(report, form).encode("utf-8")
 
 
-def test_no_name_steers_the_terminal_or_turns_a_line_around() -> None:
+def test_names_cannot_control_the_terminal_or_reverse_a_line() -> None:
     text = written(report_of(small_ledger(), "workload", "team"), "table")
     assert "right?to-left??[31mred" in text
     assert not {"\x1b", "\u202e", "\r"} & set(text)
@@ -152,7 +152,7 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-def test_html_runs_nothing_loads_nothing_and_shows_names_as_they_are() -> None:
+def test_html_runs_and_loads_nothing_and_shows_names_literally() -> None:
     page = Page(written(report_of(small_ledger(), "workload", "team"), "html"))
     assert not {"script", "img", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.elements}
     links = [attributes.get("href") for _, attributes in page.elements if attributes.get("href")]
@@ -163,7 +163,7 @@ def test_html_runs_nothing_loads_nothing_and_shows_names_as_they_are() -> None:
     assert HOSTILE in " ".join(page.texts)
 
 
-def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
+def test_html_has_a_row_per_line_and_a_header_per_column() -> None:
     report = report_of(small_ledger(), "workload", "team")
     page = Page(written(report, "html"))
     tags = [tag for tag, _ in page.elements]
@@ -172,7 +172,7 @@ def test_html_has_a_row_for_each_line_and_a_heading_for_each_column() -> None:
     assert sum(attributes.get("scope") == "row" for _, attributes in page.elements) == tags.count("tr") - 1
 
 
-def test_only_the_dearest_are_shown_and_the_rest_is_one_line() -> None:
+def test_top_shows_the_most_expensive_lines_and_one_line_for_the_rest() -> None:
     report = report_of(small_ledger(), "workload")
     lines = written(report, "table", top=2).splitlines()
     assert [line.split()[0] for line in lines[3:5]] == ["vision/Job/resnet", 'lab/Job/=cmd|"/c']
@@ -184,12 +184,12 @@ def test_only_the_dearest_are_shown_and_the_rest_is_one_line() -> None:
     assert "(3 more)" in written(report, "html", top=2)
 
 
-def test_a_row_for_the_rest_takes_at_least_two() -> None:
+def test_rest_line_replaces_at_least_two_lines() -> None:
     report = report_of(small_ledger(), "namespace")
     assert "more)" not in written(report, "table", top=3)
 
 
-def test_json_is_the_document_whose_money_is_its_parts() -> None:
+def test_json_costs_are_the_sum_of_their_parts() -> None:
     report = make_report(small_ledger(), Question(by=("namespace", "model"), share_idle="even", with_series=True))
     read = json.loads(written(report, "json"))
     assert read == document(report)
@@ -208,7 +208,7 @@ def test_json_is_the_document_whose_money_is_its_parts() -> None:
     assert read["total"]["energy_joules"] == pytest.approx(165.75 * 3.6e6)
 
 
-def test_what_was_not_profiled_is_apart_and_never_0() -> None:
+def test_unprofiled_time_is_separate_and_never_zero() -> None:
     report = report_of(small_ledger(), "workload")
     resnet, other, *_ = document(report)["lines"]
     assert (resnet["effective_ratio"], resnet["profiled_ratio"]) == (pytest.approx(1 / 3), pytest.approx(0.5))
@@ -229,7 +229,7 @@ def keys_of(value: object) -> set[str]:
     return set().union(*(keys_of(one) for one in value)) if isinstance(value, list) else set()
 
 
-def test_every_key_of_the_json_and_every_record_of_the_csv_is_documented() -> None:
+def test_every_json_key_and_every_csv_record_is_documented() -> None:
     text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
     report = make_report(small_ledger(), Question(by=("namespace",), share_idle="even", with_series=True))
@@ -238,7 +238,7 @@ def test_every_key_of_the_json_and_every_record_of_the_csv_is_documented() -> No
 
 
 @pytest.mark.parametrize("share_idle", ["weighted", "even"])
-def test_the_documented_example_of_sharing_is_right(share_idle: ShareIdle) -> None:
+def test_documented_sharing_example_is_correct(share_idle: ShareIdle) -> None:
     text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
     (told,) = re.findall(rf"^\| `--share-idle {share_idle}` \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
     lines = {owner(name, "x"): hours(active=1, usd=money) for name, money in (("a", 60), ("b", 30), ("c", 10))}
@@ -246,7 +246,7 @@ def test_the_documented_example_of_sharing_is_right(share_idle: ShareIdle) -> No
     assert [row["charged_USD"] for row in records(report)[:3]] == [repr(float(amount)) for amount in told]
 
 
-def test_csv_is_of_owners_alone_and_rounded_unless_notes_are_asked_for() -> None:
+def test_csv_has_only_rounded_owner_lines_without_notes() -> None:
     report = report_of(small_ledger(), "team", share_idle="weighted")
     plain = list(csv.DictReader(io.StringIO(written(report, "csv", with_notes=False), newline="")))
     noted = [row for row in records(report) if row["record"] == "Owner"]
@@ -258,7 +258,7 @@ def test_csv_is_of_owners_alone_and_rounded_unless_notes_are_asked_for() -> None
         assert all(count <= 2 for name, count in digits.items() if name.endswith(("_USD", "_EUR")))
 
 
-def test_a_whole_month_is_compared_with_the_one_before_if_that_is_known() -> None:
+def test_month_is_compared_with_the_recorded_previous_month() -> None:
     october, september = small_ledger(), ledger({owner("vision", "resnet", "core"): hours(active=100, usd=700.0)})
     report = compared(report_of(october, "team"), report_of(september, "team"))
     document_of = json.loads(written(report, "json"))
@@ -279,7 +279,7 @@ def test_a_whole_month_is_compared_with_the_one_before_if_that_is_known() -> Non
         assert "Change" not in written(report, form)
 
 
-def test_an_empty_report_is_a_report() -> None:
+def test_empty_report_is_valid_in_every_format() -> None:
     report = report_of(ledger({}))
     assert json.loads(written(report, "json"))["lines"] == []
     for form in FLEET_FORMATS:

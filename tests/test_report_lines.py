@@ -62,7 +62,7 @@ def written(by: By, form: str, accounts: dict[Account, Totals] = ACCOUNTS) -> st
         ("model", ["A100-SXM4-80GB", "H100"]),
     ],
 )
-def test_a_table_has_a_line_for_each_and_those_without_an_owner_apart(by: By, names: list[str]) -> None:
+def test_table_has_one_line_per_key_and_special_owners_separately(by: By, names: list[str]) -> None:
     body = written(by, "table").partition("─\n")[2].partition("\nSum ")[0]
     first = [line.split()[0] for line in body.splitlines() if line]
     apart = ["A100-SXM4-80GB", "A100-SXM4-80GB", "H100"] if by == "model" else ["Unattributed", "Unallocated"]
@@ -71,7 +71,7 @@ def test_a_table_has_a_line_for_each_and_those_without_an_owner_apart(by: By, na
     assert first[: len(names) + len(apart) + 1] == [*names, *apart, "Total"]
 
 
-def test_sums_are_told_in_every_form() -> None:
+def test_sums_are_shown_in_every_format() -> None:
     table = written("team", "table")
     (core,) = [line.split() for line in table.splitlines() if line.startswith("core")]
     assert core == ["core", "11.00", "5.50", "5.50", "0.00", "50", "%", "10.00", "5.00"]
@@ -85,7 +85,7 @@ def test_sums_are_told_in_every_form() -> None:
     assert line["allocated_seconds"] == 11 * 3600
 
 
-def test_a_label_is_told_in_every_form() -> None:
+def test_label_lines_are_shown_in_every_format() -> None:
     accounts = {
         account(Owner(namespace="ml", kind="Job", name="a", cost_labels="project=llm,user=x")): used(1, 2.0),
         account(Owner(namespace="ml", kind="Job", name="b", cost_labels="project=llm,user=y")): used(2, 3.0),
@@ -103,7 +103,7 @@ def test_a_label_is_told_in_every_form() -> None:
     ]
 
 
-def test_a_model_says_what_owners_held_of_it_and_what_nobody_did() -> None:
+def test_model_line_separates_owned_and_unallocated_hours() -> None:
     table = [line.split() for line in written("model", "table").splitlines()]
     assert ["A100-SXM4-80GB", "owners", "10.00"] in [line[:3] for line in table]
     assert ["A100-SXM4-80GB", "Unallocated", "64.00"] in [line[:3] for line in table]
@@ -111,7 +111,7 @@ def test_a_model_says_what_owners_held_of_it_and_what_nobody_did() -> None:
 
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_the_foot_is_the_same_however_the_lines_are_summed(by: By, form: str) -> None:
+def test_footer_is_the_same_for_every_grouping(by: By, form: str) -> None:
     if form == "table":
         whole, told = (written(one, form).partition("Total")[2].split() for one in ("owner", by))
         assert told == whole
@@ -143,7 +143,7 @@ SECONDS = st.floats(0, 1e9)
     ),
     st.sampled_from(tuple(BY)),
 )
-def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, Totals], by: By) -> None:
+def test_lines_sum_to_the_total_and_are_unique(accounts: dict[Account, Totals], by: By) -> None:
     report = report_of(accounts).report(by)
     lines = (*report.held, *report.apart)
     assert len({line.key for line in lines}) == len(lines)
@@ -155,6 +155,6 @@ def test_lines_sum_to_the_whole_and_none_stands_twice(accounts: dict[Account, To
         assert report.total.money[currency].total == pytest.approx(money.total, rel=1e-12)
 
 
-def test_what_lines_cannot_be_summed_by_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_grouping_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--agent", "node-a", "--by", "pod"]) == 2
     assert "--by" in capsys.readouterr().err

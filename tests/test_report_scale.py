@@ -15,7 +15,7 @@ def fleet(request: pytest.FixtureRequest, fleet_truth: FleetTruth) -> tuple[Flee
 
 
 @pytest.mark.parametrize("by", list(FIELDS))
-def test_all_days_of_a_fleet_are_reported_as_they_were(
+def test_report_of_all_days_matches_the_truth(
     fleet: tuple[FleetServer, FleetTruth], by: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     server, truth = fleet
@@ -33,7 +33,7 @@ def test_all_days_of_a_fleet_are_reported_as_they_were(
     assert trust["recorded_hours"] == sum(sum(day.values()) for day in truth.recorded_hours.values())
 
 
-def test_questions_that_fail_or_are_never_answered_cost_time_and_nothing_else(
+def test_failing_and_hanging_queries_do_not_change_the_report(
     fleet: tuple[FleetServer, FleetTruth], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     server, truth = fleet

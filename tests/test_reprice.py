@@ -23,7 +23,7 @@ def money_of(priced: FleetLedger, number: int = 0) -> list[dict[str, ByState]]:
     return [dict(figures.money) for figures in priced.chunks[number].lines.values()]
 
 
-def test_money_is_hours_at_the_books_price_and_idle_money_that_of_idle_hours() -> None:
+def test_cost_is_hours_times_the_book_price_and_idle_cost_that_of_idle_hours() -> None:
     known = ledger({owner("a", "x"): hours(active=6, idle=2, unknown=2, usd=1), nobody(UNALLOCATED): hours(idle=14)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
     assert money_of(priced) == [{"USD": ByState(unprofiled=42, idle=14, unknown=14)}, {"USD": ByState(idle=98)}]
@@ -42,7 +42,7 @@ def test_each_day_has_the_price_of_its_time() -> None:
     assert [money_of(priced, number)[0]["USD"].total for number in range(3)] == pytest.approx([192, 168, 144])
 
 
-def test_what_no_row_matches_is_unpriced_and_never_free() -> None:
+def test_hours_without_a_matching_row_are_unpriced_not_free() -> None:
     known = ledger({owner("a", "x", model=A100): hours(active=5, usd=50), owner("a", "x"): hours(active=1)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7, to: 2026-10-01T06:00:00Z"))
     first, second = priced.chunks[0].lines.values()
@@ -51,14 +51,14 @@ def test_what_no_row_matches_is_unpriced_and_never_free() -> None:
     assert second.unpriced_seconds == pytest.approx(0.75 * 3600)
 
 
-def test_rows_find_a_node_by_its_facts_and_what_is_unknown_is_told() -> None:
+def test_rows_match_a_node_by_its_facts_and_unknown_nodes_are_named() -> None:
     lines = {owner("a", "x"): hours(active=1), owner("a", "x", node="n9"): hours(active=1)}
     priced = reprice(ledger(lines), book("instance_type: p5.48xlarge, node_hour: 80, gpus: 8"))
     assert money_of(priced) == [{"USD": ByState(unprofiled=10)}, {}]
     assert any("nothing but the name is known of 1 node(s) (n9)" in note for note in priced.notes)
 
 
-def test_measured_energy_is_charged_where_a_row_says_so() -> None:
+def test_measured_energy_is_charged_if_a_row_has_measured_energy() -> None:
     site = "capex: 0, years: 4, gpus: 8, measured_energy: true, pue: 1.5, per_kwh: 0.2"
     priced = reprice(
         ledger({owner("a", "x"): hours(active=5, idle=5, kwh=10), owner("b", "x"): hours(active=5)}),
@@ -70,7 +70,7 @@ def test_measured_energy_is_charged_where_a_row_says_so() -> None:
     assert second["USD"].total == 0
 
 
-def test_list_prices_step_in_in_their_own_currency() -> None:
+def test_fallback_list_prices_keep_their_own_currency() -> None:
     lines = {owner("a", "x"): hours(active=1), owner("a", "x", model=A100): hours(active=1)}
     euros = price_book.parse(
         f"currency: EUR\nrows:\n- {{model: {H100}, per_gpu_hour: 5, source: contract, as_of: 2026-01-01}}\n",
@@ -79,7 +79,7 @@ def test_list_prices_step_in_in_their_own_currency() -> None:
     assert [set(money) for money in money_of(reprice(ledger(lines), euros))] == [{"EUR"}, {"USD"}]
 
 
-def test_both_totals_are_told_on_the_report() -> None:
+def test_report_shows_the_repriced_and_the_original_total() -> None:
     known = ledger({owner("a", "x"): hours(active=10, usd=99.5)}, {owner("b", "x", model=A100): hours(active=2, eur=3)})
     priced = reprice(known, book(f"model: {H100}, per_gpu_hour: 7"))
     report = make_report(priced, Question(by=("namespace",)), "book.yaml")
@@ -91,7 +91,7 @@ def test_both_totals_are_told_on_the_report() -> None:
 
 
 @given(ledgers(), st.floats(0.01, 100))
-def test_at_one_price_the_money_is_the_capacitys_whatever_the_lines(known: FleetLedger, per_hour: float) -> None:
+def test_one_price_for_all_nodes_gives_cost_in_proportion_to_hours(known: FleetLedger, per_hour: float) -> None:
     priced = reprice(replace(known, nodes={}), book(f"node: '*', per_gpu_hour: {per_hour!r}"))
     named = [figures.seconds.total for chunk in known.chunks for key, figures in chunk.lines.items() if key.node]
     total = sum(

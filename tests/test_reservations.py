@@ -30,7 +30,7 @@ def others(*pods: str) -> list[tuple[str, str, str]]:
     return [("ml", pod, "main") for pod in pods]
 
 
-def test_members_hold_what_a_pod_holds_for_them_and_the_rest_is_free() -> None:
+def test_members_hold_their_fraction_and_the_rest_is_unallocated() -> None:
     known = knowing(reservation(), member("a"), member("b", {"gpu-fraction": "0.2"}), pod_metadata("c"))
     attribution = join([reserved()], [gpu(0)], evidence=known, others=others("a", "b", "c"))
     first, second = attribution.holders[gpu_uuid(0)]
@@ -50,7 +50,7 @@ def test_members_hold_what_a_pod_holds_for_them_and_the_rest_is_free() -> None:
     ],
     ids=["the API is well", "all are known", "one has ended", "one is not known"],
 )
-def test_while_the_api_is_away_what_a_pod_may_have_that_it_does_not_know_is_not_called_free(
+def test_possible_share_of_an_unknown_pod_is_not_free_during_an_api_outage(
     followed: bool,  # noqa: FBT001 - a table
     listed: list[str],
     doubts: list[tuple[str, str]],
@@ -62,7 +62,7 @@ def test_while_the_api_is_away_what_a_pod_may_have_that_it_does_not_know_is_not_
     assert {uuid for one in attribution.unresolved for uuid in one.devices or ()} == {gpu_uuid(0) for _ in doubts}
 
 
-def test_while_the_api_is_away_a_member_holds_as_long_as_the_kubelet_lists_it() -> None:
+def test_member_stays_a_holder_while_listed_by_the_kubelet_during_an_outage() -> None:
     evidence = knowing(reservation(), member("a"), member("b"), member("gone"), is_followed=False)
     network = held("b", "nic-0", resource="example.com/nic")
     attribution = join([reserved(), network], [gpu(0)], evidence=evidence, others=others("a"))
@@ -70,13 +70,13 @@ def test_while_the_api_is_away_a_member_holds_as_long_as_the_kubelet_lists_it() 
 
 
 @pytest.mark.parametrize("namespace", ["kai-resource-reservation", "runai-reservation"])
-def test_both_usual_namespaces_are_known(namespace: str) -> None:
+def test_default_reservation_namespaces_are_supported(namespace: str) -> None:
     known = knowing(reservation(namespace=namespace), member("a"))
     attribution = join([reserved(namespace=namespace)], [gpu(0)], evidence=known)
     assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.5}
 
 
-def test_another_namespace_is_a_setting() -> None:
+def test_reservation_namespace_is_configurable() -> None:
     known = knowing(
         reservation(namespace="mine"),
         member("a"),
@@ -99,7 +99,7 @@ def test_another_namespace_is_a_setting() -> None:
         ({"gpu-fraction": "0.5", "gpu-memory": "1"}, GPU_MIB, 0.5, False),
     ],
 )
-def test_a_share_is_the_fraction_or_the_memory_asked_for(
+def test_share_is_the_requested_fraction_or_memory(
     annotations: Mapping[str, str],
     memory_mib: int,
     share: float,
@@ -110,7 +110,7 @@ def test_a_share_is_the_fraction_or_the_memory_asked_for(
     assert (holder.share_ratio, holder.share_estimated) == (share, estimated)
 
 
-def test_memory_asked_of_a_gpu_of_unknown_memory_is_unresolved() -> None:
+def test_memory_request_on_a_gpu_with_unknown_memory_is_unresolved() -> None:
     known = knowing(reservation(), member("a", {"gpu-memory": "1000"}))
     attribution = join([reserved()], [gpu(0, memory_mib=None)], evidence=known)
     assert not attribution.holders
@@ -133,14 +133,14 @@ def test_memory_asked_of_a_gpu_of_unknown_memory_is_unresolved() -> None:
         ({"gpu-memory": "9" * 5000}, "bad_annotation"),
     ],
 )
-def test_what_a_member_does_not_say_is_a_doubt(annotations: Mapping[str, str], reason: str) -> None:
+def test_member_without_a_valid_share_is_unresolved(annotations: Mapping[str, str], reason: str) -> None:
     attribution = join([reserved()], [gpu(0)], evidence=knowing(reservation(), member("a", annotations)))
     assert attribution.holders == {}
     assert reasons(attribution) == [("a", reason)]
     assert attribution.allocated_devices is None
 
 
-def test_fractions_that_sum_to_more_than_the_gpu_are_fitted_and_estimated() -> None:
+def test_fractions_exceeding_the_gpu_are_scaled_and_estimated() -> None:
     known = knowing(reservation(), member("a"), member("b"), member("c"))
     holders = join([reserved()], [gpu(0)], evidence=known).holders[gpu_uuid(0)]
     assert [(one.share_ratio, one.share_estimated) for one in holders] == [(pytest.approx(1 / 3), True)] * 3
@@ -152,13 +152,13 @@ def test_a_member_of_several_groups_has_its_fraction_of_each_gpu() -> None:
     assert shares(attribution) == {(gpu_uuid(0), "a", ""): 0.25, (gpu_uuid(1), "a", ""): 0.25}
 
 
-def test_a_member_that_ended_holds_nothing_more() -> None:
+def test_ended_member_holds_nothing() -> None:
     known = knowing(reservation(), member("a"), member("b"), ended=frozenset({("ml", "a")}))
     attribution = join([reserved()], [gpu(0)], evidence=known)
     assert shares(attribution) == {(gpu_uuid(0), "b", ""): 0.5}
 
 
-def test_groups_do_not_mix() -> None:
+def test_groups_are_kept_separate() -> None:
     known = knowing(reservation(0, "x"), reservation(1, "y"), member("a", None, "x"), member("b", None, "y"))
     attribution = join([reserved(0), reserved(1)], [gpu(0), gpu(1)], evidence=known)
     assert set(shares(attribution)) == {(gpu_uuid(0), "a", ""), (gpu_uuid(1), "b", "")}
@@ -182,25 +182,25 @@ def test_the_container_is_the_named_one_or_the_only_one(
     assert shares(attribution) == {(gpu_uuid(0), "a", container): 0.5}
 
 
-def test_an_agent_that_has_never_listed_the_pods_lets_no_reservation_pay_for_a_gpu() -> None:
+def test_reservation_is_pending_before_the_first_pod_list() -> None:
     attribution = join([reserved()], [gpu(0)], evidence=Evidence(pods=None, is_followed=False))
     assert attribution.holders == {}
     assert reasons(attribution) == [("gpu-reservation-0", "reservation_pending")]
 
 
-def test_a_member_that_the_kubelet_does_not_list_yet_is_waited_for() -> None:
+def test_reservation_is_pending_while_the_kubelet_lacks_a_member() -> None:
     known = knowing(reservation(), member("a"), member("coming"))
     attribution = join([reserved()], [gpu(0)], evidence=known, others=others("a"))
     assert shares(attribution) == {(gpu_uuid(0), "a", "main"): 0.5}
     assert reasons(attribution) == [("gpu-reservation-0", "reservation_pending")]
 
 
-def test_a_reservation_for_nobody_leaves_the_gpu_free() -> None:
+def test_reservation_without_members_leaves_the_gpu_unallocated() -> None:
     attribution = join([reserved()], [gpu(0)], evidence=knowing(reservation()))
     assert (attribution.holders, attribution.unresolved, attribution.allocated_devices) == ({}, (), 0)
 
 
-def test_a_reservation_that_the_api_does_not_show_yet_is_a_doubt() -> None:
+def test_reservation_missing_in_the_api_is_pending() -> None:
     attribution = join(
         [reserved()], [gpu(0)], evidence=knowing(member("a")), allocatable={"nvidia.com/gpu": [gpu_uuid(0)]}
     )
@@ -210,7 +210,7 @@ def test_a_reservation_that_the_api_does_not_show_yet_is_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("evidence", [NO_EVIDENCE, knowing(pod_metadata("gpu-reservation-0", namespace=RESERVED))])
-def test_where_nothing_tells_for_whom_it_reserves_the_kubelets_word_counts(evidence: Evidence) -> None:
+def test_reservation_without_group_evidence_is_the_holder(evidence: Evidence) -> None:
     attribution = join([reserved()], [gpu(0)], evidence=evidence)
     assert shares(attribution) == {(gpu_uuid(0), "gpu-reservation-0", "holder"): 1.0}
 
@@ -221,7 +221,7 @@ GROUPS = st.dictionaries(st.sampled_from([GROUP, f"{GROUP}/x", f"{GROUP}/y"]), s
 
 @settings(deadline=None)  # a busy machine is no error
 @given(st.lists(st.tuples(ANNOTATIONS, GROUPS), max_size=5), GROUPS)
-def test_whatever_members_say_a_gpu_is_never_more_than_whole(
+def test_shares_of_arbitrary_members_never_exceed_the_gpu(
     members: list[tuple[dict[str, str], dict[str, str]]], labels: dict[str, str]
 ) -> None:
     pods = [pod_metadata(f"p{number}", *member) for number, member in enumerate(members)]

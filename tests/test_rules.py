@@ -194,7 +194,7 @@ WEAKENED = {
 
 
 @pytest.mark.parametrize("change", WEAKENED)
-def test_a_guard_of_the_waste_alerts_cannot_be_lost_unnoticed(promtool: str, tmp_path: Path, change: str) -> None:
+def test_every_weakened_guard_of_a_waste_alert_fails_a_unit_test(promtool: str, tmp_path: Path, change: str) -> None:
     part, before, after, file, case = WEAKENED[change]
     shutil.copytree(ROOT / "rules" / "src", tmp_path / "rules" / "src")
     weakened = tmp_path / "rules" / "src" / f"{part}.yaml"
@@ -213,7 +213,7 @@ def test_a_guard_of_the_waste_alerts_cannot_be_lost_unnoticed(promtool: str, tmp
     assert "time: " in result.stdout + result.stderr or "many-to-many" in result.stdout + result.stderr, result.stderr
 
 
-def test_every_alert_says_who_should_do_what_and_where_to_look() -> None:
+def test_every_alert_has_severity_summary_dashboard_and_runbook_link() -> None:
     for alert in ALERTS:
         name, severity, annotations = alert["alert"], alert["labels"]["severity"], alert["annotations"]
         assert severity in {"info", "warning", "critical", "none"}, name
@@ -223,7 +223,7 @@ def test_every_alert_says_who_should_do_what_and_where_to_look() -> None:
         assert annotations["runbook_url"] == f"http://localhost:9401/runbook#{name.lower()}"
 
 
-def test_rules_fit_on_a_screen() -> None:
+def test_rules_files_have_limited_length_and_line_width() -> None:
     for path in FILES:
         lines = path.read_text(encoding="utf-8").splitlines()
         assert [line for line in lines if len(line) > 140] == []
@@ -247,7 +247,7 @@ def test_a_rule_of_the_ledger_has_at_most_twelve_lines() -> None:
         assert len(of_rule) <= 12, rule["record"]
 
 
-def test_the_promql_of_the_ledger_is_short_enough_to_be_read() -> None:
+def test_ledger_promql_has_a_limited_length() -> None:
     assert LEDGER
     assert sum(len(rule["expr"]) for rule in LEDGER) <= 6000
 
@@ -261,25 +261,25 @@ def test_the_rules_of_the_ledger_list_its_labels_once() -> None:
     assert long == [{"cluster", "__name__", *(label for name in names for label in catalog.BY_NAME[name].labels)}]
 
 
-def test_at_most_twelve_rules_adapt_the_series_of_dcgm_exporter() -> None:
+def test_at_most_twelve_rules_adapt_dcgm_exporter_series() -> None:
     adapter = read_yaml((ROOT / "rules" / "src" / "dcgm-exporter.yaml").read_text(encoding="utf-8"))
     rules = [rule for group in adapter["groups"] for rule in group["rules"]]
     assert {rule["record"] for rule in rules} <= {rule.get("record") for rule in dcgm_rules()}
     assert 0 < len(rules) <= 12
 
 
-def test_the_rules_file_has_comments_in_its_head_only_and_the_head_is_short() -> None:
+def test_rules_file_has_only_a_short_head_comment() -> None:
     head, rules = TEXT.split("groups:\n", 1)
     assert len(head.splitlines()) <= 15
     assert "#" not in rules.replace("/runbook#", "")
 
 
-def test_each_text_of_an_alert_asks_prometheus_at_most_once() -> None:
+def test_alert_text_has_at_most_one_query() -> None:
     texts = [text for alert in ALERTS for text in alert["annotations"].values()]
     assert [text for text in texts if len(re.findall(r"\| query\b", text)) > 1] == []
 
 
-def test_money_and_idleness_never_page() -> None:
+def test_cost_and_idle_alerts_are_never_critical() -> None:
     for part in ("waste", "cost", "service", "ineffective"):
         groups = read_yaml((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
         alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
@@ -288,7 +288,7 @@ def test_money_and_idleness_never_page() -> None:
         assert set(told) <= {"info", "warning"}
 
 
-def test_the_runbook_has_a_heading_for_every_alert_and_no_other() -> None:
+def test_runbook_headings_match_the_alerts() -> None:
     runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     headings = re.findall(r"^### (GPU\w+)$", runbook, flags=re.MULTILINE)
     assert sorted(headings) == sorted({alert["alert"] for alert in ALERTS})
@@ -312,7 +312,7 @@ def is_made(name: str) -> bool:
     return known or name in COST_SERVICE
 
 
-def test_every_series_that_a_rule_or_its_words_read_is_made_by_the_agent_or_by_a_rule() -> None:
+def test_every_series_in_rules_and_summaries_is_made_by_the_agent_or_a_rule() -> None:
     for rule in RULES:
         read = metrics_of(rule["expr"]) | listed(rule["expr"])
         assert read or rule["expr"] == "vector(time())"
@@ -336,17 +336,17 @@ def joined_labels(expressions: Iterable[str]) -> set[str]:
     return labels
 
 
-def test_no_alert_and_no_record_that_it_reads_joins_on_labels_of_a_device() -> None:
+def test_no_alert_joins_on_device_labels() -> None:
     assert {alert["alert"]: joined_labels([alert["expr"]]) & DEVICE_LABELS for alert in ALERTS} == {
         alert["alert"]: set() for alert in ALERTS
     }
 
 
-def test_a_join_on_devices_is_found_in_what_an_alert_reads() -> None:
+def test_device_join_in_a_record_read_by_an_alert_is_detected() -> None:
     assert "uuid" in joined_labels(["workload_device:gpu_use:facts > 1"]) & DEVICE_LABELS
 
 
-def test_rules_use_only_labels_that_some_series_has() -> None:
+def test_rules_use_only_existing_labels() -> None:
     known = {label for metric in catalog.BY_NAME.values() for label in metric.labels} | RULES_OWN_LABELS | {"__name__"}
     for rule in RULES:
         used = re.findall(r"\b(?:by|on|group_left|ignoring|without)\s*\(([^)]*)\)", rule["expr"])
@@ -369,7 +369,7 @@ LABEL = re.compile(r"([a-z_]+)=\"")
 
 
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
-def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_other(path: Path) -> None:
+def test_unit_test_series_have_only_exported_labels(path: Path) -> None:
     made = {**catalog.BY_NAME, **{metric.name: metric for metric in metrics.ALL}}
     for test in read_yaml(path.read_text(encoding="utf-8"))["tests"]:
         for series in test["input_series"]:
@@ -379,7 +379,7 @@ def test_a_unit_test_has_a_series_with_the_labels_that_it_has_on_a_page_and_no_o
                 assert others == set(), f"{test['name']}: {series['series']}"
 
 
-def test_the_page_of_metrics_lists_what_the_rules_record() -> None:
+def test_metrics_document_lists_the_recorded_rules() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     parts = [
         read_yaml((ROOT / "rules" / "src" / f"{part}.yaml").read_text("utf-8"))
@@ -397,7 +397,7 @@ def dcgm_rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_the_waste_alerts_are_the_same_for_those_who_keep_dcgm_exporter() -> None:
+def test_waste_alerts_are_the_same_for_dcgm_exporter() -> None:
     theirs = [rule for rule in dcgm_rules() if "alert" in rule]
     assert {rule["alert"] for rule in theirs} == {"GPUUnderutilised", "GPUIdle"}
     ours = [rule for rule in ALERTS if rule["alert"] in {"GPUUnderutilised", "GPUIdle"}]
@@ -409,7 +409,7 @@ def test_the_waste_alerts_are_the_same_for_those_who_keep_dcgm_exporter() -> Non
         assert "alerts-until" not in other["annotations"]["description"]
 
 
-def test_rules_for_dcgm_exporter_read_its_series_those_of_kube_state_metrics_and_their_own() -> None:
+def test_dcgm_exporter_rules_read_only_its_own_and_kube_state_metrics_series() -> None:
     rules = dcgm_rules()
     recorded = {rule["record"] for rule in rules if "record" in rule}
     # A price is the user's to record; for how long a workload has been idle nobody tells.

@@ -151,7 +151,7 @@ def test_each_gpu_second_is_recorded_once(tmp_path: Path, name: str) -> None:
         assert len({round(hours[hour]) for hour in (2, 3, 4, 5)}) == 1
 
 
-def test_a_prometheus_that_begins_later_counts_from_its_first_turn(tmp_path: Path) -> None:
+def test_late_prometheus_counts_from_its_first_evaluation(tmp_path: Path) -> None:
     begin, end = 5000.0, 6 * HOUR
     world = cases(end)
     with engine(tmp_path, "prometheus") as recorder:
@@ -164,7 +164,7 @@ def test_a_prometheus_that_begins_later_counts_from_its_first_turn(tmp_path: Pat
         assert expected - TURN - SCRAPE <= sum(found.get((cluster, owner), {}).values()) <= expected + 0.01
 
 
-def test_what_was_away_for_longer_than_a_day_is_not_counted_twice(tmp_path: Path) -> None:
+def test_series_absent_for_more_than_a_day_are_not_counted_twice(tmp_path: Path) -> None:
     world = World(
         {
             "node": (Ledger("l", (Owner("j", 1.0, 1e9),), shown((0, 5000), (5000 + 26 * HOUR, 1e9))),),
@@ -178,7 +178,7 @@ def test_what_was_away_for_longer_than_a_day_is_not_counted_twice(tmp_path: Path
     assert sum(found["new", "k"].values()) == pytest.approx(30 * HOUR - 5000, abs=TURN + SCRAPE)
 
 
-def test_a_prometheus_that_was_away_for_28_hours_goes_on_from_what_it_sees(tmp_path: Path) -> None:
+def test_prometheus_down_for_28_hours_resumes_with_current_samples(tmp_path: Path) -> None:
     world = World({"steady": (Ledger("l", (Owner("j", 1.0, 1e9),), shown()),)})
     with engine(tmp_path, "prometheus") as recorder:
         Run(hours=32.4, away=((7000.0, 7000.0 + 28 * HOUR),)).drive(world, recorder)
@@ -186,7 +186,7 @@ def test_a_prometheus_that_was_away_for_28_hours_goes_on_from_what_it_sees(tmp_p
     assert hours == pytest.approx({1: 3600, 31: 3600, 32: 3600}, abs=SCRAPE)
 
 
-def test_an_outage_of_25_and_a_half_hours_loses_nothing_of_owners_that_were_there(tmp_path: Path) -> None:
+def test_outage_of_25_and_a_half_hours_loses_nothing_of_existing_owners(tmp_path: Path) -> None:
     world = World({"steady": (Ledger("l", (Owner("j", 1.0, 1e9),), shown(), created=1.0),)})
     away = 6600.0, 6600.0 + 25.5 * HOUR
     with engine(tmp_path, "prometheus") as recorder:
@@ -196,7 +196,7 @@ def test_an_outage_of_25_and_a_half_hours_loses_nothing_of_owners_that_were_ther
 
 
 @pytest.mark.parametrize(("missing", "forgotten"), [(25.0, set()), (26.8, {"k"})])
-def test_hours_that_cannot_be_recorded_for_more_than_a_day_are_in_the_next_one(
+def test_hours_unrecorded_for_more_than_a_day_are_in_the_next_one(
     tmp_path: Path, missing: float, forgotten: set[str]
 ) -> None:
     """As where the queries of an hour take too long. After 26 hours ledgers are not known: new owners begin then."""
@@ -215,7 +215,7 @@ def test_hours_that_cannot_be_recorded_for_more_than_a_day_are_in_the_next_one(
     ("program", "stored", "hours"),
     [("prometheus", 1, 1), ("prometheus-3", 2, 3), ("prometheus", 3, 2), ("victoria-metrics-1.112", 2, 1)],
 )
-def test_a_server_that_stops_between_the_rules_of_an_hour_loses_nothing(
+def test_server_stopped_between_the_rules_of_an_hour_loses_nothing(
     tmp_path: Path, program: str, stored: int, hours: int
 ) -> None:
     """Of some hours it stores only the first rules: each of the others has them in the next hour that it records."""
@@ -265,7 +265,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-async def test_of_a_pair_with_different_phases_each_gpu_second_is_read_once(tmp_path: Path, name: str) -> None:
+async def test_server_pair_with_different_phases_reads_each_gpu_second_once(tmp_path: Path, name: str) -> None:
     end = 6 * HOUR
     jobs = (
         Owner("long", 1.0, 3 * HOUR + 1000),

@@ -39,7 +39,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in command], check=False, capture_output=True, text=True)
 
 
-def test_one_of_the_tools_is_the_oldest_prometheus_that_the_rules_are_for() -> None:
+def test_oldest_supported_promtool_is_available() -> None:
     versions = [
         run(found, "--version").stdout for name in ("promtool", "promtool-2.42") if (found := shutil.which(name))
     ]
@@ -69,7 +69,7 @@ def test_vmalert_loads_the_rules(name: str, path: Path) -> None:
 
 @pytest.mark.parametrize("name", VMALERTS)
 @pytest.mark.parametrize("change", [("expr: ", "expr: 1 >> "), ("humanizeDuration", "humaniseDuration")])
-def test_vmalert_looks_at_expressions_and_templates(tmp_path: Path, name: str, change: tuple[str, str]) -> None:
+def test_vmalert_checks_expressions_and_templates(tmp_path: Path, name: str, change: tuple[str, str]) -> None:
     before, after = change
     text = RULES_FILES[0].read_text(encoding="utf-8")
     assert before in text
@@ -143,9 +143,7 @@ def test_the_unit_tests_pass_on_the_engine_of_victoriametrics(
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_engine_of_victoriametrics_answers_the_queries_of_unit_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_victoriametrics_unit_tests_check_query_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = for_vmalert(ROOT / "tests" / "rules" / "recording.yaml", tmp_path)[0]
     document = read_yaml(copy.read_text(encoding="utf-8"))
     query = next(query for test in document["tests"] for query in test["metricsql_expr_test"] if query["exp_samples"])

@@ -66,7 +66,7 @@ def test_the_integral_of_every_form_is_the_area_under_its_values(signal: Signal,
 
 
 @pytest.mark.parametrize("name", scenario.shipped())
-def test_a_shipped_scenario_gives_the_same_truth_whenever_and_whoever_asks(name: str) -> None:
+def test_shipped_scenario_always_gives_the_same_truth(name: str) -> None:
     one, other = scenario.load(name), scenario.load(name)
     assert one.at(777.7) == other.at(777.7)
     other.at(3.0)
@@ -76,7 +76,7 @@ def test_a_shipped_scenario_gives_the_same_truth_whenever_and_whoever_asks(name:
 @pytest.mark.parametrize("name", scenario.shipped())
 @settings(max_examples=15)
 @given(t=st.floats(0.0, 20_000.0))
-def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float) -> None:
+def test_holder_shares_and_activity_never_exceed_their_device(name: str, t: float) -> None:
     truth = loaded(name).at(t)
     for gpu in truth.gpus:
         devices = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
@@ -93,7 +93,7 @@ def test_holders_parts_never_pass_their_device_or_their_gpu(name: str, t: float)
 @pytest.mark.parametrize("name", scenario.shipped())
 @settings(max_examples=15)
 @given(t=st.floats(0.0, 5000.0), dt=st.floats(0.5, 400.0))
-def test_integrals_and_energy_only_grow_and_never_faster_than_the_hardware_can(name: str, t: float, dt: float) -> None:
+def test_integrals_and_energy_increase_within_the_hardware_limits(name: str, t: float, dt: float) -> None:
     before, after = loaded(name).at(t), loaded(name).at(t + dt)
     for old, new in zip(before.gpus, after.gpus, strict=True):
         assert -1e-9 <= new.load_integral.engine - old.load_integral.engine <= dt + 1e-6
@@ -103,7 +103,7 @@ def test_integrals_and_energy_only_grow_and_never_faster_than_the_hardware_can(n
             assert -1e-9 <= now.load_integral.engine - was.load_integral.engine <= dt + 1e-6
 
 
-def test_the_mean_of_a_window_follows_from_two_integrals_also_across_pods_that_come_and_go() -> None:
+def test_mean_of_a_window_is_exact_across_pod_changes() -> None:
     loaded = scenario.load("chaos")
     start, end = 3.0, 50.0
     instance = [loaded.at(t).gpus[2].instances[1] for t in (start, end)]
@@ -115,7 +115,7 @@ def test_the_mean_of_a_window_follows_from_two_integrals_also_across_pods_that_c
 @pytest.mark.parametrize("name", scenario.shipped())
 @settings(max_examples=15)
 @given(t=st.floats(0.0, 5000.0))
-def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: float) -> None:
+def test_every_pid_is_one_process_with_the_cgroup_of_its_pod(name: str, t: float) -> None:
     truth = loaded(name).at(t)
     processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
     assert len({process.pid for process in processes}) == len(processes)
@@ -123,13 +123,13 @@ def test_every_pid_is_one_process_and_its_cgroup_names_its_pod(name: str, t: flo
         assert (cgroup.pod_of(process.cgroup) or "") == process.pod_uid
 
 
-def test_processes_can_outlive_their_pod_and_then_belong_to_no_holder() -> None:
+def test_process_outliving_its_pod_belongs_to_no_holder() -> None:
     truth = loaded("t4-timeslicing").at(75.0)
     assert any(process.pod.startswith("thumbnails") for process in truth.gpus[1].processes)
     assert not any(holder.pod.startswith("thumbnails") for holder in truth.holders)
 
 
-def test_the_demo_has_what_the_documentation_promises() -> None:
+def test_demo_matches_its_documentation() -> None:
     truth = loaded("demo").at(100.0)
     held = {holder.device_uuid for holder in truth.holders}
     notebook = next(holder for holder in truth.holders if holder.pod == "jupyter-mkowalski")
@@ -143,7 +143,7 @@ def test_the_demo_has_what_the_documentation_promises() -> None:
     assert [holder.device_ids[0].rpartition("::")[2] for holder in shared] == ["0", "1", "2"]
 
 
-def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
+def test_demo_gpu_fails_with_xid_79_and_recovers() -> None:
     demo = loaded("demo")
     faults = [demo.at(t).gpus[1].fault for t in (179.0, 180.0, 239.0, 240.0, 781.0)]
     assert faults == [None, Fault.GPU_LOST, Fault.GPU_LOST, None, Fault.GPU_LOST]
@@ -152,7 +152,7 @@ def test_the_demos_gpu_fails_with_xid_79_and_returns() -> None:
     assert lost.gpus[1].uuid not in lost.allocatable["nvidia.com/gpu"]
 
 
-def test_mig_instances_sit_and_are_numbered_as_recorded_on_a_real_h100() -> None:
+def test_mig_placement_and_numbers_match_a_real_h100() -> None:
     placed = place(MODELS["h100"], ["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"])
     assert [(p.placement_start, p.gpu_instance_id) for p in placed] == [(4, 2), (0, 3), (2, 9), (3, 10)]
     assert [p.memory_bytes // MIB for p in placed] == [40448, 20096, 9984, 9984]
@@ -160,7 +160,7 @@ def test_mig_instances_sit_and_are_numbered_as_recorded_on_a_real_h100() -> None
 
 @pytest.mark.parametrize("model", [model for model in MODELS.values() if model.mig_profiles])
 @given(data=st.data())
-def test_instances_of_a_layout_that_is_accepted_never_overlap(model: object, data: st.DataObject) -> None:
+def test_instances_of_a_valid_layout_never_overlap(model: object, data: st.DataObject) -> None:
     spec = next(m for m in MODELS.values() if m is model)
     wanted = data.draw(st.lists(st.sampled_from(sorted(spec.mig_profiles)), max_size=8))
     try:
@@ -174,18 +174,18 @@ def test_instances_of_a_layout_that_is_accepted_never_overlap(model: object, dat
     assert len({p.gpu_instance_id for p in placed}) == len(placed)
 
 
-def test_what_a_partitioned_board_no_longer_tells_is_not_told() -> None:
+def test_partitioned_board_omits_the_values_missing_on_hardware() -> None:
     board = loaded("capture-h100-mig").at(100.0).gpus[0]
     assert board.overrides[Field.GPU_UTIL] is None
     assert board.overrides[Field.FB_USED] == 11125
     assert loaded("capture-h100-mig").at(10.0).gpus[0].overrides[Field.FB_USED] == 59
 
 
-def test_a_misspelt_shipped_scenario_is_met_with_the_right_name() -> None:
+def test_misspelt_scenario_name_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"'dmeo'.*did you mean 'demo'.*a100-mig"):
         scenario.load("dmeo")
 
 
-def test_a_scenario_file_that_is_not_there_is_named() -> None:
+def test_missing_scenario_file_is_reported_by_name() -> None:
     with pytest.raises(ConfigError, match=r"nowhere/x\.yaml: cannot be read: No such file"):
         scenario.load("nowhere/x.yaml")

@@ -91,11 +91,11 @@ def test_containers_devices_and_replicas_become_holders() -> None:
         ("- a\n", "s.yaml:1: the file: is a list; allowed: keys with values"),
     ],
 )
-def test_a_mistake_is_told_by_file_line_key_and_what_is_allowed(text: str, told: str) -> None:
+def test_mistake_is_reported_with_file_line_key_and_allowed_values(text: str, told: str) -> None:
     assert told in "\n".join(problems(text))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = changed("{gpu: 0}", "{gpu: 7}").replace("count: 2", "cont: 2").replace("0.5\n", "high\n") + "zzz: 1\n"
     lines = [int(problem.split(":")[1]) for problem in problems(text)]
     assert {3, 9, 10, 16} <= set(lines)
@@ -140,7 +140,7 @@ def test_mig_strategy_and_renaming_decide_the_resource_names() -> None:
     assert {holder.resource for holder in truth.holders} == {"nvidia.com/gpu", "nvidia.com/gpu.shared"}
 
 
-def test_the_documented_example_is_right_and_the_document_names_everything() -> None:
+def test_documented_example_parses_and_the_document_names_every_option() -> None:
     text = (Path(__file__).parent.parent / "docs" / "scenarios.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
     assert len(scenario_file.parse(example, "docs.yaml").gpus) == 4
@@ -155,7 +155,7 @@ def test_a_file_is_loaded_by_its_path_and_keeps_it_for_the_child(tmp_path: Path)
     assert (loaded.name, loaded.source) == ("mine", str(path))
 
 
-def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+def test_non_utf_8_file_is_reported_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(b"node: \xff\xfe")
     with pytest.raises(ConfigError, match=r"mine\.yaml: is not UTF-8"):

@@ -172,7 +172,7 @@ def changed(text: str, old: str, new: str) -> str:
         ),
     ],
 )
-def test_a_mistake_in_what_the_api_has_is_told_by_line_and_key(text: str, told: str) -> None:
+def test_api_section_mistake_is_reported_with_line_and_key(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         scenario_file.parse(text, "s.yaml")
     assert told in "\n".join(caught.value.problems)
@@ -200,7 +200,7 @@ def test_a_finished_pod_is_listed_for_a_while_and_holds_nothing() -> None:
     assert (at(METADATA, 91.0).pods, listed_only(at(METADATA, 91.0))) == ((), [])
 
 
-def test_hami_writes_what_pods_declare_and_the_kubelets_ids_name_another_gpu() -> None:
+def test_hami_annotates_declared_shares_and_kubelet_ids_name_another_gpu() -> None:
     truth = at(HAMI, 0.0)
     one, other = truth.gpus
     assert [pod.annotations["hami.io/vgpu-devices-allocated"] for pod in truth.pods] == [
@@ -211,12 +211,12 @@ def test_hami_writes_what_pods_declare_and_the_kubelets_ids_name_another_gpu() -
     assert {holder.device_uuid for holder in truth.holders} == {one.uuid}
 
 
-def test_the_greater_of_memory_and_cores_counts_and_shares_that_pass_the_gpu_are_divided_by_their_sum() -> None:
+def test_greater_of_memory_and_cores_counts_and_excess_shares_are_scaled() -> None:
     assert shares(at(changed(HAMI, "cores: 60", "cores: 40"), 0.0)) == [("one", 0.5), ("two", 0.4)]
     assert shares(at(HAMI, 0.0)) == [("one", round(0.5 / 1.1, 4)), ("two", round(0.6 / 1.1, 4))]
 
 
-def test_volcano_lists_three_resources_and_only_one_of_them_counts_gpus() -> None:
+def test_volcano_lists_three_resources_of_which_one_counts_gpus() -> None:
     truth = at(HAMI.replace("ids: hami", "ids: volcano-vgpu"), 0.0)
     assert [holder.resource for holder in truth.holders] == ["volcano.sh/vgpu-number"] * 2
     assert [(listed.resource, len(listed.device_ids)) for listed in listed_only(truth)] == [
@@ -226,7 +226,7 @@ def test_volcano_lists_three_resources_and_only_one_of_them_counts_gpus() -> Non
     assert [set(pod.annotations) for pod in truth.pods] == [{"volcano.sh/vgpu-ids-new", "volcano.sh/vgpu-node"}] * 2
 
 
-def test_a_reservation_pod_holds_the_gpu_while_somebody_has_a_fraction_of_it() -> None:
+def test_reservation_pod_holds_the_gpu_while_a_pod_has_a_fraction_of_it() -> None:
     assert [len(listed_only(at(KAI, t))) for t in (5.0, 15.0, 25.0)] == [0, 1, 2]
     truth = at(KAI, 25.0)
     assert shares(truth) == [("half", 0.5), ("third", 0.3), ("third", 0.3)]
@@ -239,7 +239,7 @@ def test_a_reservation_pod_holds_the_gpu_while_somebody_has_a_fraction_of_it() -
     assert [listed.device_ids for listed in listed_only(truth)] == [(gpu.uuid,) for gpu in truth.gpus]
 
 
-def test_who_names_one_claim_has_it_together_and_who_monitors_has_nothing() -> None:
+def test_shared_claim_is_divided_and_monitoring_pods_hold_nothing() -> None:
     part = round(20480 / 81559, 4)
     assert shares(at(DRA, 1.0)) == [("one", 0.5), ("two", 0.5), ("two", part)]
     assert shares(at(DRA, 61.0)) == [("one", 1.0)]

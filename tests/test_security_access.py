@@ -54,7 +54,7 @@ async def service(external_url: str | None = None) -> AsyncIterator[tuple[Runnin
         yield one, int(one.url.rpartition(":")[2])
 
 
-async def test_a_user_who_does_not_exist_costs_what_any_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_user_costs_the_same_bcrypt_work(monkeypatch: pytest.MonkeyPatch) -> None:
     work: list[int] = []
     real = bcrypt.checkpw
 
@@ -76,7 +76,7 @@ async def test_a_user_who_does_not_exist_costs_what_any_other_costs(monkeypatch:
     assert sum(work) == 2**7, "nor does a password that is right"
 
 
-async def test_scrapers_are_answered_while_passwords_are_looked_at_and_guesses_beyond_16_are_sent_away(
+async def test_scrapes_continue_during_password_checks_and_excess_guesses_get_503(
     tmp_path: Path,
 ) -> None:
     dear = bcrypt.hashpw(b"dear", bcrypt.gensalt(9)).decode()
@@ -114,7 +114,7 @@ async def test_scrapers_are_answered_while_passwords_are_looked_at_and_guesses_b
         ({"X_B3_TraceId": "463ac35c9f6413ad48485a3953bb6124"}, "not released through a proxy"),
     ],
 )
-async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_driver(
+async def test_browser_and_proxy_headers_prevent_a_driver_release(
     agent: AgentProcess, header: dict[str, str], why: str
 ) -> None:
     answer = await raw(agent.port, ask("/-/release?seconds=1", "POST", Content_Length="0", **header))
@@ -122,7 +122,7 @@ async def test_neither_a_browser_nor_a_proxy_beside_the_agent_releases_the_drive
     assert not any("driver released" in line for line in agent.lines)
 
 
-async def test_release_takes_the_headers_of_common_clients(agent: AgentProcess) -> None:
+async def test_release_accepts_the_headers_of_common_clients(agent: AgentProcess) -> None:
     common = {"User_Agent": "curl/8.5.0", "Accept": "*/*", "Accept_Encoding": "identity", "Content_Type": "text/plain"}
     answer = await raw(agent.port, ask("/-/release?seconds=nan", "POST", Content_Length="0", **common))
     assert (answer.status, b"allowed: more than 0" in answer.body) == (400, True)
@@ -143,19 +143,19 @@ async def test_release_takes_the_headers_of_common_clients(agent: AgentProcess) 
         ("gpu-cost.monitoring.svc.cluster.local", 200),
     ],
 )
-async def test_service_with_a_name_answers_to_no_other_name(host: str, status: int) -> None:
+async def test_service_with_an_external_url_refuses_other_host_names(host: str, status: int) -> None:
     async with service(external_url="https://cost.example.org/cost") as (_, port):
         for page in ("/healthz", "/cost/metrics"):
             assert (await raw(port, ask(page, Host=host))).status == status, page
         assert (await raw(port, ask("/openapi.json", Host="[::1]"))).status == 200
 
 
-async def test_service_without_a_name_answers_to_any_name() -> None:
+async def test_service_without_an_external_url_accepts_any_host_name() -> None:
     async with service() as (_, port):
         assert (await raw(port, ask("/healthz", Host="cost.example.org"))).status == 200
 
 
-async def test_refusals_tell_no_referrer_and_readiness_has_words_for_its_own_statuses_only(tmp_path: Path) -> None:
+async def test_refusals_have_a_referrer_policy_and_readiness_text_only_its_own_statuses(tmp_path: Path) -> None:
     async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
         refused = await raw(one.port, ask("/metrics"))
         posted = await raw(one.port, ask("/readyz", "POST", Content_Length="0"))
@@ -163,7 +163,7 @@ async def test_refusals_tell_no_referrer_and_readiness_has_words_for_its_own_sta
     assert (posted.status, b"ready;" in posted.body, posted.values("allow")) == (405, False, ["GET, HEAD"])
 
 
-async def test_releasing_the_driver_needs_the_password_from_this_host_too(tmp_path: Path) -> None:
+async def test_driver_release_from_this_host_requires_the_password(tmp_path: Path) -> None:
     async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
         bare = await raw(one.port, ask("/-/release", "POST", Content_Length="0"))
         let_in = await raw(one.port, ask("/-/release", "POST", Content_Length="0", Authorization=ALICE))
@@ -171,7 +171,7 @@ async def test_releasing_the_driver_needs_the_password_from_this_host_too(tmp_pa
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "CONNECT", "PROPFIND"])
-async def test_nothing_but_reading_is_understood_and_nothing_is_echoed(agent: AgentProcess, method: str) -> None:
+async def test_other_methods_are_refused_without_echo(agent: AgentProcess, method: str) -> None:
     async with service() as (_, port):
         for place, pages in ((agent.port, AGENT_PAGES), (port, SERVICE_PAGES)):
             for page in pages:
@@ -198,9 +198,7 @@ NO_REQUESTS = {
 
 
 @pytest.mark.parametrize("request_bytes", NO_REQUESTS.values(), ids=NO_REQUESTS)
-async def test_what_is_no_request_is_refused_as_text_and_told_no_version(
-    agent: AgentProcess, request_bytes: bytes
-) -> None:
+async def test_invalid_request_is_refused_as_text_without_version(agent: AgentProcess, request_bytes: bytes) -> None:
     async with service() as (_, port):
         for place in (agent.port, port):
             answer = await raw(place, request_bytes)
@@ -220,7 +218,7 @@ async def everything(agent: AgentProcess, port: int) -> dict[str, Raw]:
     return {f"{place}{page}": await raw(place, ask(page, Accept=accept, **STRANGER)) for place, page in asked}
 
 
-async def test_no_other_site_may_read_or_frame_a_page_and_nobody_gets_a_cookie(agent: AgentProcess) -> None:
+async def test_cross_origin_reads_and_framing_are_refused_and_no_cookies_are_set(agent: AgentProcess) -> None:
     async with service(external_url="http://localhost/cost") as (_, port):
         answers = await everything(agent, port)
     kinds = set()
@@ -242,7 +240,7 @@ async def test_no_other_site_may_read_or_frame_a_page_and_nobody_gets_a_cookie(a
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
-async def test_no_path_leads_to_a_file(agent: AgentProcess, path: str) -> None:
+async def test_paths_outside_the_pages_return_no_file(agent: AgentProcess, path: str) -> None:
     async with service() as (_, port):
         for place in (agent.port, port):
             answer = await raw(place, ask(path))
@@ -251,7 +249,7 @@ async def test_no_path_leads_to_a_file(agent: AgentProcess, path: str) -> None:
             assert answer.status != 200 or path.startswith("/?"), "only a page with a strange parameter"
 
 
-async def test_no_parameter_makes_a_header_or_leads_elsewhere() -> None:
+async def test_parameters_never_become_a_header_or_a_redirect() -> None:
     smuggled = "%0d%0aSet-Cookie:%20a=b%0d%0a"
     async with service(external_url="http://localhost/cost") as (_, port):
         for path in (
@@ -272,7 +270,7 @@ async def test_no_parameter_makes_a_header_or_leads_elsewhere() -> None:
         assert place.startswith("/cost/"), "the host that a client names is nowhere repeated"
 
 
-async def test_what_was_not_understood_is_told_as_text_that_no_browser_runs(agent: AgentProcess) -> None:
+async def test_invalid_input_is_repeated_as_text_only(agent: AgentProcess) -> None:
     evil = "<script>alert(1)</script>"
     async with service() as (_, port):
         for place in (agent.port, port):

@@ -61,7 +61,7 @@ BOMBS = {
         *(("configuration", bomb) for bomb in BOMBS),
     ],
 )
-def test_aliases_and_nesting_end_in_words(reader: str, bomb: str, tmp_path: Path) -> None:
+def test_yaml_aliases_and_nesting_are_refused_with_a_message(reader: str, bomb: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     path.write_text(BOMBS[bomb])
     with pytest.raises(ConfigError) as told:
@@ -70,13 +70,13 @@ def test_aliases_and_nesting_end_in_words(reader: str, bomb: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "scenario"])
-def test_a_file_without_end_is_read_to_its_limit(reader: str) -> None:
+def test_endless_file_is_read_up_to_its_limit(reader: str) -> None:
     with pytest.raises(ConfigError, match="larger than"):
         READERS[reader](Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_tag_of_yaml_runs_nothing(reader: str, tmp_path: Path) -> None:
+def test_yaml_tags_run_no_code(reader: str, tmp_path: Path) -> None:
     path, made = tmp_path / "tag.yaml", tmp_path / "made"
     path.write_text(f"node: !!python/object/apply:os.system ['touch {made}']\nrows: !!python/name:os.system\n")
     with pytest.raises(ConfigError):
@@ -84,13 +84,13 @@ def test_a_tag_of_yaml_runs_nothing(reader: str, tmp_path: Path) -> None:
     assert not made.exists()
 
 
-def test_nothing_that_runs_what_it_reads_is_used() -> None:
+def test_source_has_no_unsafe_yaml_pickle_or_eval() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(exporter.__file__).parent.rglob("*.py")]
     assert not [text for text in sources if re.search(r"yaml\.(unsafe_|full_)?load\b|yaml\.load_all|FullLoader", text)]
     assert not [text for text in sources if re.search(r"\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|shell=True", text)]
 
 
-async def test_what_prometheus_answers_is_bounded_in_depth() -> None:
+async def test_prometheus_answers_are_bounded_in_depth() -> None:
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, b'{"status":"success","data":' + b"[" * 500_000):
         for status in (200, 500):
             error, _ = await refused(lambda _, b=body, s=status: web.Response(body=b, status=s), retries=0)  # type: ignore[misc]
@@ -98,7 +98,7 @@ async def test_what_prometheus_answers_is_bounded_in_depth() -> None:
             assert len(str(error)) < 1000
 
 
-async def test_what_the_api_answers_is_bounded_in_depth_and_once_unpacked(
+async def test_api_answers_are_bounded_in_depth_and_unpacked_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_client, "ANSWER_LIMIT_BYTES", 1 << 20)
@@ -114,7 +114,7 @@ async def test_what_the_api_answers_is_bounded_in_depth_and_once_unpacked(
         assert told.value.reason == reason
 
 
-async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeated(tmp_path: Path) -> None:
+async def test_api_redirects_are_not_followed_and_the_token_is_masked(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path != PODS:
             return web.json_response({"items": []})
@@ -133,7 +133,7 @@ async def test_no_server_sends_the_agent_elsewhere_and_none_has_its_token_repeat
     assert {request.path for request in requests} == {PODS}
 
 
-def test_an_agent_that_nests_without_end_is_no_agent() -> None:
+def test_deeply_nested_agent_answer_is_refused() -> None:
     with pytest.raises(ExporterError, match="what answers there is no agent"):
         agent_client.document_of(b"[" * 1_000_000, "http://127.0.0.1:9")
 
@@ -170,7 +170,7 @@ print(len(patterns))
 """
 
 
-def test_no_pattern_of_the_program_takes_for_ever() -> None:
+def test_program_patterns_take_bounded_time() -> None:
     done = limited(EVIL)
     assert done.returncode == 0, done.stderr[-500:]
     assert int(done.stdout) > 60, "patterns were looked at"
@@ -186,13 +186,13 @@ print("done")
 """
 
 
-def test_no_pattern_of_a_price_book_takes_for_ever() -> None:
+def test_price_book_patterns_take_bounded_time() -> None:
     done = limited(OF_A_BOOK)
     assert done.stdout == "done\n", done.stderr[-500:]
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "nan", "inf", "1" + "0" * 400, "0x10", "1_0", "٣", "1e-999999999"])
-def test_a_price_that_is_no_number_in_range_is_refused_or_nothing(text: str) -> None:
+def test_price_outside_the_number_range_is_refused_or_zero(text: str) -> None:
     rows = f"currency: USD\nrows:\n  - {{model: A, per_gpu_hour: '{text}', source: s, as_of: 2026-01-01}}\n"
     book, problems = price_book.examine(rows, "book.yaml")
     assert problems or all(0 <= row.price.per_hour < 1e6 for row in book.rows), book

@@ -39,7 +39,7 @@ def modes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): oct(stat.S_IMODE(path.lstat().st_mode)) for path in folder.rglob("*")}
 
 
-def test_whatever_the_umask_is_the_agents_files_are_its_own(tmp_path: Path) -> None:
+def test_agent_files_have_private_modes_and_no_secrets_under_any_umask(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     with tempfile.TemporaryDirectory(prefix="f") as short:  # a socket's path has 103 bytes
@@ -69,7 +69,7 @@ def _content_of_an_agents_state(state: Path, temporary: Path) -> str:
     return content
 
 
-def test_whatever_the_umask_is_a_store_is_its_owners(tmp_path: Path) -> None:
+def test_store_files_have_private_modes_under_any_umask(tmp_path: Path) -> None:
     path = tmp_path / "days.sqlite"
     with umask(0), closed(path, chunk(D1)), changing(path):
         assert set(modes(tmp_path)) > {"days.sqlite", "days.sqlite.lock"}
@@ -78,7 +78,7 @@ def test_whatever_the_umask_is_a_store_is_its_owners(tmp_path: Path) -> None:
         pass
 
 
-def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) -> None:
+def test_symlink_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     state, victim = tmp_path / "state", tmp_path / "victim"
     state.mkdir()
     victim.write_text("untouched")
@@ -93,7 +93,7 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) ->
     assert victim.read_text() == "untouched"
 
 
-def test_what_is_no_file_in_the_states_place_is_not_waited_for_nor_written_through(tmp_path: Path) -> None:
+def test_pipe_or_hard_link_in_place_of_the_state_file_is_not_used(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     os.mkfifo(tmp_path / "ledger.json")
@@ -141,7 +141,7 @@ class _Elsewhere(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_a_webhook_and_an_agent_are_asked_where_they_are_and_nowhere_else() -> None:
+def test_webhook_and_agent_redirects_are_not_followed() -> None:
     _Elsewhere.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))

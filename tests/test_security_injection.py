@@ -93,7 +93,7 @@ def labels_of(page: str) -> list[Mapping[str, str]]:
     return [sample.labels for family in text_string_to_metric_families(page) for sample in family.samples]
 
 
-def test_no_name_makes_a_series_or_a_label_of_its_own() -> None:
+def test_names_add_no_series_label_or_line() -> None:
     plain = exclusive()
     harmless, hostile = (page_of(name, plain) for name in ("harmless", None))
     assert "forged_metric" not in {line.partition("{")[0] for line in hostile.splitlines()}
@@ -119,7 +119,7 @@ def record(message: str, extra: str) -> logging.LogRecord:
 
 
 @given(st.text() | st.sampled_from(HOSTILE), st.text() | st.sampled_from(HOSTILE))
-def test_an_event_is_one_printable_line_whatever_is_in_it(message: str, extra: str) -> None:
+def test_log_event_is_one_printable_line(message: str, extra: str) -> None:
     for formatter in (EventFormatter(as_json=False), EventFormatter(as_json=True)):
         line = formatter.format(record(message, extra))
         assert line.isprintable()
@@ -139,7 +139,7 @@ def test_a_message_of_a_command_is_one_printable_line(name: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_steers_a_terminal_from_a_nodes_report_or_from_doctor(name: str) -> None:
+def test_names_in_node_report_and_doctor_cannot_control_the_terminal(name: str) -> None:
     table = written(report_of((name, "fine")), "table")
     assert not (STEERING - {"\n"}) & set(table)
     stream = io.StringIO()
@@ -149,7 +149,7 @@ def test_no_name_steers_a_terminal_from_a_nodes_report_or_from_doctor(name: str)
     assert not (STEERING - {"\n"}) & set(stream.getvalue())
 
 
-def test_no_name_in_a_nodes_csv_is_a_formula() -> None:
+def test_names_in_node_csv_are_never_formulas() -> None:
     rows = list(csv.DictReader(io.StringIO(written(report_of(FORMULAS), "csv"))))
     assert len(rows) == len(FORMULAS)
     for row in rows:
@@ -185,7 +185,7 @@ def cells_of(text: str, separator: str) -> list[str]:
     return [cell for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) for cell in row]
 
 
-async def test_csv_at_a_terminal_has_no_control_character() -> None:
+async def test_csv_on_a_terminal_has_no_control_character() -> None:
     hostile = "\x1b[31mred\x1b]0;owned\x07\x9b2J\u202e"
     stub = StubLedger(lines=[({"team": hostile}, "3600")], warnings=(f"slow {hostile}",))
     ours, theirs = pty.openpty()
@@ -212,14 +212,14 @@ def until_closed(descriptor: int) -> str:
     return sent.decode(errors="replace")
 
 
-def test_names_that_look_alike_stay_apart() -> None:
+def test_similar_names_stay_distinct() -> None:
     found = report_of(ALIKE).report("namespace").held
     assert {line.key.namespace for line in found} == set(ALIKE)
     assert {line.figures.seconds.total for line in found} == {3600.0}
 
 
 @given(st.lists(st.text() | st.sampled_from(HOSTILE), max_size=3))
-def test_no_value_leaves_the_quotes_of_a_question(values: list[str]) -> None:
+def test_values_stay_inside_the_quotes_of_a_query(values: list[str]) -> None:
     matcher = matches("team", values)
     inner = matcher.partition('"')[2]
     at = 0
@@ -229,7 +229,7 @@ def test_no_value_leaves_the_quotes_of_a_question(values: list[str]) -> None:
     assert at == len(inner) - 1, "the first quote that is not escaped is the last character"
 
 
-async def test_a_report_to_be_saved_runs_nothing_where_it_is_opened() -> None:
+async def test_html_report_has_a_sandbox_policy() -> None:
     answer = await responses.respond(make_mocked_request("GET", "/"), Body(b"<html>", responses.HTML))
     policy = answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")

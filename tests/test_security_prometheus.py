@@ -15,7 +15,7 @@ API = ("/api/v1/report?window=7d&by=team", "/api/v1/summary", "/allocation?windo
 PAGES = ("/", "/by/team", "/by/node", "/recommendations", "/budgets", "/about")
 
 
-async def test_figures_that_no_fleet_has_are_left_out_and_named() -> None:
+async def test_impossible_figures_are_omitted_and_named() -> None:
     lines = [({"team": "a"}, "1e308"), ({"team": "b"}, "1e308"), ({"team": "c"}, "3600"), ({"team": "d"}, "Inf")]
     money = [({"team": of["team"], "currency": "USD"}, value) for of, value in lines]
     async with serving(StubLedger(lines=lines, money=money)) as stub, running(stub.url) as site:
@@ -39,7 +39,7 @@ async def test_hour_in_the_far_future_breaks_no_page() -> None:
         assert await site.round(), "a clock may be a little wrong"
 
 
-async def test_readings_end_when_their_clients_have_left() -> None:
+async def test_readings_stop_once_their_clients_disconnect() -> None:
     stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.05)
     async with serving(stub) as prometheus, running(prometheus.url) as site:
         for number in range(1, 6):
@@ -53,7 +53,7 @@ async def test_readings_end_when_their_clients_have_left() -> None:
         assert len(stub.asked) == asked
 
 
-async def test_reading_goes_on_while_one_of_two_clients_waits() -> None:
+async def test_reading_continues_while_one_of_two_clients_waits() -> None:
     stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.05)
     async with serving(stub) as prometheus, running(prometheus.url) as site:
         path = "/api/v1/report?window=3d&by=team"
@@ -64,7 +64,7 @@ async def test_reading_goes_on_while_one_of_two_clients_waits() -> None:
         assert site.book.readings.begun == 1
 
 
-async def test_one_client_leaves_places_and_a_turn_to_others() -> None:
+async def test_one_client_leaves_slots_for_others() -> None:
     stub = StubLedger(lines=[({"team": "a"}, "3600")], delay_seconds=0.3)
     other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), limit=0)
     greedy = aiohttp.TCPConnector(limit=0)
@@ -90,7 +90,7 @@ async def test_one_client_leaves_places_and_a_turn_to_others() -> None:
         await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_steps_of_days_are_one_reading_and_steps_of_hours_are_few() -> None:
+async def test_daily_steps_use_one_reading_and_hourly_steps_are_limited() -> None:
     stub = StubLedger(lines=[({"team": "a"}, "3600")])
     async with serving(stub) as prometheus, running(prometheus.url) as site:
         found = await site.json("/allocation?window=30d&step=1d&aggregate=team")
@@ -102,7 +102,7 @@ async def test_steps_of_days_are_one_reading_and_steps_of_hours_are_few() -> Non
     assert "more than 48" in refused.text
 
 
-def test_clients_are_told_apart_by_address_and_in_ipv6_by_network() -> None:
+def test_clients_are_identified_by_address_or_ipv6_network() -> None:
     assert client_of(("10.0.0.1", 5)) == client_of(("::ffff:10.0.0.1", 5, 0, 0)) == "10.0.0.1"
     network = client_of(("2001:db8::1", 5, 0, 0))
     assert network == client_of(("2001:db8::ffff:2", 6, 0, 0)) != client_of(("2001:db8:0:1::", 5))

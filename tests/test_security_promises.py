@@ -37,21 +37,21 @@ def test_promises_are_numbered_without_a_gap() -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=[row["number"] for row in rows()])
-def test_every_promise_has_tests_that_there_are(row: re.Match[str]) -> None:
+def test_every_promise_has_existing_tests(row: re.Match[str]) -> None:
     named = [(match["file"], match["test"]) for match in _TEST.finditer(row["tests"])]
     assert named, f"nothing holds: {row['promise']}"
     assert _TEST.sub("", row["tests"]).replace("<br>", "").strip() == "", "something else stands there"
     assert [one for one in named if one[1] not in names_in(one[0])] == [], row["promise"]
 
 
-def test_every_security_test_holds_a_promise() -> None:
+def test_every_security_test_is_listed_for_a_promise() -> None:
     named = {(match["file"], match["test"]) for match in _TEST.finditer(PAGE)}
     files = [path.name for path in TESTS.glob("test_security_*.py") if path.name != Path(__file__).name]
     assert len(files) >= 5
     assert {(name, test) for name in files for test in names_in(name)} - named == set()
 
 
-def test_how_to_report_names_no_person_and_the_page_is_linked() -> None:
+def test_security_policy_names_no_person_and_links_the_page() -> None:
     policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert "private vulnerability reporting" in policy
     assert "docs/security.md" in policy

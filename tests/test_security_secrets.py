@@ -123,7 +123,7 @@ def innocent(told: str, *hashes: str) -> None:
         assert known not in told
 
 
-def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path: Path, echo: EchoServer) -> None:
+def test_agent_logs_pages_and_process_list_contain_no_secret(tmp_path: Path, echo: EchoServer) -> None:
     certificates = make_certificates(tmp_path)
     known = hashed(WEB_PASSWORD)
     web = web_file(tmp_path, tls={}, users={"prometheus": known})
@@ -155,7 +155,7 @@ def test_the_agent_tells_no_secret_to_a_log_a_page_or_its_process_list(tmp_path:
     innocent(told + "\n".join(agent.lines), known, known[7:])
 
 
-def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, echo: EchoServer) -> None:
+def test_service_shows_no_own_or_prometheus_secret(tmp_path: Path, echo: EchoServer) -> None:
     known = hashed(WEB_PASSWORD)
     web = web_file(tmp_path, users={"prometheus": known})
     secret = tmp_path / "secret"
@@ -184,7 +184,7 @@ def test_the_service_tells_no_secret_of_itself_or_of_prometheus(tmp_path: Path, 
         innocent(told, known, known[7:])
 
 
-async def test_a_warning_of_prometheus_is_told_without_what_it_was_asked_with(tmp_path: Path) -> None:
+async def test_prometheus_warning_is_shown_without_request_secrets(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         warnings = [f"asked with {request.headers['Authorization']} and {request.headers['X-Api-Key']}"]
         return success([], warnings=warnings)
@@ -205,7 +205,7 @@ def files(folder: Path, **contents_of: str) -> Iterator[dict[str, str]]:
     yield {name: str(folder / name) for name in contents_of}
 
 
-def test_no_command_tells_a_secret_however_it_fails(
+def test_failing_commands_and_help_show_no_secret(
     tmp_path: Path, echo: EchoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_PASSWORD", ENVIRONMENT)

@@ -33,7 +33,7 @@ def refused(told: str) -> bool:
 
 
 @pytest.mark.parametrize("version", ["-tls1", "-tls1_1"])
-async def test_versions_before_1_2_are_refused(certificates: Certificates, version: str) -> None:
+async def test_tls_versions_before_1_2_are_refused(certificates: Certificates, version: str) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
         # Level 0, so that it is not the client that refuses.
         told = await handshake(one, certificates.folder, version, "-cipher", "ALL@SECLEVEL=0")
@@ -48,14 +48,14 @@ async def test_weak_ciphers_are_refused(certificates: Certificates) -> None:
         assert refused(told), told
 
 
-async def test_a_client_cannot_negotiate_anew_nor_compress(certificates: Certificates) -> None:
+async def test_client_cannot_renegotiate_or_compress(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
         told = await handshake(one, certificates.folder, "-tls1_2", "-comp", said="R\n")
         assert "Compression: NONE" in told
         assert "no renegotiation" in told, told
 
 
-async def test_a_client_certificate_that_has_expired_is_refused(certificates: Certificates) -> None:
+async def test_expired_client_certificate_is_refused(certificates: Certificates) -> None:
     folder = certificates.folder
     (folder / "index.txt").touch()
     (folder / "ca.conf").write_text(
@@ -75,7 +75,7 @@ async def test_a_client_certificate_that_has_expired_is_refused(certificates: Ce
             await one.get(tls=expired)
 
 
-async def test_a_certificate_of_a_server_is_none_of_a_client(certificates: Certificates) -> None:
+async def test_server_certificate_is_refused_as_client_certificate(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls=REQUIRED)) as one:
         context = certificates.client()
         context.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
@@ -83,7 +83,7 @@ async def test_a_certificate_of_a_server_is_none_of_a_client(certificates: Certi
             await one.get(tls=context)
 
 
-async def test_authorities_that_are_replaced_without_a_restart_shut_their_clients_out(
+async def test_reloaded_client_authority_refuses_clients_of_the_former_one(
     certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = make_certificates(tmp_path_factory.mktemp("other"))

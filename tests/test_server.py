@@ -44,7 +44,7 @@ async def asked(
         yield response, await response.read()
 
 
-async def test_metrics_are_served_as_negotiated_and_compressed_where_accepted() -> None:
+async def test_metrics_use_the_negotiated_format_and_accepted_compression() -> None:
     async with served(page_support.snapshot()) as base:
         async with asked(base, "/metrics", headers={"Accept": "application/openmetrics-text"}) as (plain, body):
             assert plain.status == 200
@@ -57,7 +57,7 @@ async def test_metrics_are_served_as_negotiated_and_compressed_where_accepted() 
             assert gzip.decompress(small) == METRICS
 
 
-async def test_the_page_links_to_the_cost_service_whose_address_is_given() -> None:
+async def test_page_links_to_the_configured_cost_service() -> None:
     app = NodeSite(
         snapshot=lambda: page_support.snapshot(page_support.held(0, "train-0")),
         metrics=lambda _accept: Body(METRICS, "text/plain"),
@@ -81,11 +81,11 @@ async def test_the_page_links_to_the_cost_service_whose_address_is_given() -> No
         ("gzip; q=0.001", True),
     ],
 )
-def test_gzip_is_sent_only_to_those_who_accept_it(header: str, accepted: bool) -> None:  # noqa: FBT001 - a table's column
+def test_gzip_is_sent_only_if_accepted(header: str, accepted: bool) -> None:  # noqa: FBT001 - a table's column
     assert accepts_gzip(header) is accepted
 
 
-async def test_a_head_request_has_headers_and_no_body_on_every_page() -> None:
+async def test_head_request_returns_headers_without_body_on_every_page() -> None:
     async with served(page_support.snapshot()) as base:
         for path in ("/", "/metrics", "/api/v1/devices", "/healthz", "/readyz"):
             async with asked(base, path, "HEAD") as (response, body):
@@ -94,7 +94,7 @@ async def test_a_head_request_has_headers_and_no_body_on_every_page() -> None:
                 assert int(response.headers["Content-Length"]) > 0
 
 
-async def test_before_the_first_picture_the_process_is_healthy_and_not_ready() -> None:
+async def test_process_is_healthy_but_not_ready_before_the_first_snapshot() -> None:
     async with served(None) as base:
         for path in ("/healthz", "/health"):
             async with asked(base, path) as (response, body):
@@ -119,14 +119,14 @@ async def test_readiness_gives_its_reasons() -> None:
 
 
 @pytest.mark.parametrize(("age_seconds", "status"), [(2.9, 200), (3.1, 503)])
-async def test_readiness_ends_when_the_snapshot_itself_is_too_old(age_seconds: float, status: int) -> None:
+async def test_readiness_fails_once_the_snapshot_is_too_old(age_seconds: float, status: int) -> None:
     old = page_support.snapshot(taken_steady_seconds=100.0, stale_after_seconds=3.0)
     async with served(old, steady=100.0 + age_seconds) as base, asked(base, "/readyz") as (response, body):
         assert response.status == status
         assert (b"the newest picture of the node is 3 s old (limit 3 s)" in body) is (status == 503)
 
 
-async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness() -> None:
+async def test_metadata_and_attribution_problems_are_notes_of_readiness() -> None:
     metadata = {"problem": "pods forbidden \ud800; grant list", "remark": "clocks differ"}
     problems = {"attribution": {"problem": "no socket; mount it"}, "metadata": metadata}
     notes = "note: kubelet: no socket; mount it\nnote: kubernetes-api: pods forbidden ?; grant list\n"
@@ -138,7 +138,7 @@ async def test_what_is_known_less_of_is_a_note_and_changes_nothing_of_readiness(
         assert (response.status, body.decode()) == (503, f"not ready\n- source nvml is hung\n{notes}")
 
 
-async def test_pods_that_say_what_is_not_understood_are_a_note() -> None:
+async def test_pods_with_invalid_annotations_are_a_note_of_readiness() -> None:
     use = page_support.held(0, "trainer-0", 0.9).pods[0]
     facts = PodFacts(owner=Owner(namespace="ml", kind="PodClique", name="x"), problems=("unknown_kind",))
     view = replace(page_support.held(0, "trainer-0", 0.9), pods=(replace(use, facts=facts),))
@@ -147,7 +147,7 @@ async def test_pods_that_say_what_is_not_understood_are_a_note() -> None:
         assert "note: pods: 1 with labels, annotations or owners that are not understood: unknown_kind" in body.decode()
 
 
-async def test_the_driver_is_released_for_the_time_asked_for() -> None:
+async def test_driver_is_released_for_the_requested_time() -> None:
     released: list[float] = []
     async with served(None, released.append) as base:
         async with asked(base, "/-/release?seconds=90", "POST") as (response, body):
@@ -159,7 +159,7 @@ async def test_the_driver_is_released_for_the_time_asked_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "3601", "nan", "inf", "soon", ""])
-async def test_a_release_for_no_sensible_time_is_refused_with_what_is_allowed(seconds: str) -> None:
+async def test_release_with_an_invalid_time_is_refused_with_the_allowed_range(seconds: str) -> None:
     released: list[float] = []
     async with (
         served(None, released.append) as base,
@@ -170,7 +170,7 @@ async def test_a_release_for_no_sensible_time_is_refused_with_what_is_allowed(se
     assert released == []
 
 
-async def test_only_this_host_may_release_the_driver() -> None:
+async def test_only_local_peers_may_release_the_driver() -> None:
     own_address = _own_address()
     if own_address is None:
         pytest.skip("this host has no address but loopback")
@@ -184,7 +184,7 @@ async def test_only_this_host_may_release_the_driver() -> None:
     assert released == []
 
 
-async def test_on_a_socket_for_both_families_this_host_is_local_and_its_other_addresses_are_not() -> None:
+async def test_dual_stack_socket_treats_loopback_as_local_and_other_addresses_as_remote() -> None:
     released: list[float] = []
     async with served(None, released.append, host="") as base:  # as by default: IPv4 peers are ::ffff:a.b.c.d
         port = base.rpartition(":")[2]
@@ -208,7 +208,7 @@ def _own_address() -> str | None:
     return None if address.startswith("127.") else address
 
 
-async def test_a_wrong_path_or_method_says_what_there_is() -> None:
+async def test_wrong_path_or_method_lists_the_valid_ones() -> None:
     async with served(None) as base:
         async with asked(base, "/metric") as (response, body):
             assert response.status == 404
@@ -220,7 +220,7 @@ async def test_a_wrong_path_or_method_says_what_there_is() -> None:
             assert response.status == 405
 
 
-async def test_a_page_that_cannot_be_made_is_an_error_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_page_returns_500_and_the_server_continues(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Snapshot:
         raise RuntimeError("boom")
 

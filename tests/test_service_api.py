@@ -36,7 +36,7 @@ def cost(line: dict[str, Any], currency: str) -> float:
     return sum(money["cost"] for money in line["money"] if money["currency"] == currency)
 
 
-async def test_a_report_has_the_seconds_and_the_money_that_are_true_of_every_namespace(site: Running) -> None:
+async def test_report_seconds_and_costs_match_the_truth_of_every_namespace(site: Running) -> None:
     report = await site.json("/api/v1/report?window=7d&by=namespace")
     truth = truth_between(WEEK, END_SECONDS).total("namespace")
     lines = {line["owner_namespace"]: line for line in report["lines"] if line["held"] and line["owner_namespace"]}
@@ -48,14 +48,14 @@ async def test_a_report_has_the_seconds_and_the_money_that_are_true_of_every_nam
             assert cost(lines[name], currency) == pytest.approx(money.total, rel=1e-6, abs=1e-4)
 
 
-async def test_the_lines_of_a_report_sum_to_what_was_metered(site: Running) -> None:
+async def test_report_lines_sum_to_the_metered_capacity(site: Running) -> None:
     report = await site.json("/api/v1/report?window=2026-09-01..2026-09-20&by=workload,team,model")
     assert report["trust"]["missing_seconds"] == 0.0
     total = sum(line["allocated_seconds"] for line in report["lines"])
     assert total == pytest.approx(report["trust"]["capacity_seconds"], rel=1e-9)
 
 
-async def test_a_page_of_a_report_has_all_that_is_nobodys_and_the_whole_total(site: Running) -> None:
+async def test_paged_report_has_all_special_owner_lines_and_the_whole_total(site: Running) -> None:
     whole = await site.json("/api/v1/report?window=7d&by=workload")
     part = await site.json("/api/v1/report?window=7d&by=workload&offset=2&limit=3")
     held = [line for line in whole["lines"] if line["held"]]
@@ -65,7 +65,7 @@ async def test_a_page_of_a_report_has_all_that_is_nobodys_and_the_whole_total(si
     assert part["paging"] == {"offset": 2, "limit": 3, "lines": len(held)}
 
 
-async def test_days_of_the_services_time_zone_are_exact_and_shown_as_the_same_period_again(
+async def test_days_of_the_service_time_zone_are_exact(
     fleet_prometheus: FleetServer,
 ) -> None:
     async with running(fleet_prometheus.url, timezone="Europe/Berlin") as site:
@@ -88,14 +88,14 @@ def first_windows(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [next(iter(one.values())) for one in document["data"]]
 
 
-async def test_a_window_within_hours_is_refused_with_the_hours_to_give(site: Running) -> None:
+async def test_window_within_an_hour_is_refused_with_a_valid_window(site: Running) -> None:
     for path in ("/api/v1/report?window=", "/allocation?currency=USD&window="):
         answer = await site.get(path + "2026-09-11T10:00%2B05:30..2026-09-11T12:00%2B05:30")
         assert answer.status == 400
         assert "such as 2026-09-11T04:00Z..2026-09-11T07:00Z" in answer.text
 
 
-async def test_filters_keep_the_lines_that_have_one_of_the_values(site: Running) -> None:
+async def test_filters_keep_lines_with_one_of_the_values(site: Running) -> None:
     whole = await site.json("/api/v1/report?window=7d&by=team,namespace")
     teams = sorted({line["team"] for line in whole["lines"] if line["team"]})[:2]
     commas = await site.json(f"/api/v1/report?window=7d&by=team,namespace&filter.team={','.join(teams)}")
@@ -106,12 +106,12 @@ async def test_filters_keep_the_lines_that_have_one_of_the_values(site: Running)
     assert repeated["lines"] == commas["lines"]
 
 
-async def test_an_empty_filter_asks_for_those_without_one(site: Running) -> None:
+async def test_empty_filter_selects_lines_without_a_value(site: Running) -> None:
     report = await site.json("/api/v1/report?window=7d&by=team&filter.team=")
     assert {line["team"] for line in report["lines"]} == {None}
 
 
-async def test_labels_tell_lines_apart_and_filter_them(site: Running) -> None:
+async def test_labels_group_and_filter_lines(site: Running) -> None:
     report = await site.json("/api/v1/report?window=7d&by=label:project,namespace&filter.label:environment=dev,none")
     lines = {line["labels"]["project"] for line in report["lines"] if line["labels"]}
     truth = truth_between(WEEK, END_SECONDS).total("labels")
@@ -128,7 +128,7 @@ async def test_labels_tell_lines_apart_and_filter_them(site: Running) -> None:
         assert said in (await site.get(f"/api/v1/report?{query}")).text
 
 
-async def test_a_series_has_a_part_for_each_day_and_the_parts_sum_to_the_line(site: Running) -> None:
+async def test_series_has_a_part_per_day_that_sums_to_the_line(site: Running) -> None:
     report = await site.json("/api/v1/report?window=7d&by=team&series=true")
     assert len(report["periods"]) == 8
     for line in report["lines"]:
@@ -139,7 +139,9 @@ async def test_a_series_has_a_part_for_each_day_and_the_parts_sum_to_the_line(si
     ("form", "content_type", "ending"),
     [("csv", "text/csv", "csv"), ("html", "text/html", "html"), ("focus", "text/csv", "csv")],
 )
-async def test_a_report_can_be_saved_as_a_file(site: Running, form: str, content_type: str, ending: str) -> None:
+async def test_report_download_has_its_file_name_and_content_type(
+    site: Running, form: str, content_type: str, ending: str
+) -> None:
     answer = await site.get(f"/api/v1/report?window=2026-09-10..2026-09-12&by=team&format={form}")
     assert answer.status == 200
     assert answer.headers["content-type"].startswith(content_type)
@@ -160,13 +162,13 @@ async def test_the_csv_has_the_same_total_as_the_json(site: Running) -> None:
     assert len(list(csv.DictReader(io.StringIO(owners.text)))) == sum(line["held"] for line in report["lines"])
 
 
-async def test_the_table_is_shown_and_not_saved(site: Running) -> None:
+async def test_table_is_shown_inline(site: Running) -> None:
     answer = await site.get("/api/v1/report?window=7d&format=table")
     assert "GPU-hours" in answer.text
     assert "content-disposition" not in answer.headers
 
 
-async def test_every_mistake_in_the_parameters_is_told_with_where_and_how_to_mend_it(site: Running) -> None:
+async def test_every_parameter_mistake_is_reported_with_its_place_and_fix(site: Running) -> None:
     answer = await site.get("/api/v1/report?window=someday&by=namespce&filter.teams=a&limit=-1&format=pdf&series=maybe")
     assert answer.status == 400
     told = {problem["where"]: problem for problem in answer.json()["problems"]}
@@ -183,7 +185,7 @@ async def test_focus_refuses_a_filter_that_would_break_a_split_charge(site: Runn
     assert answer.json()["where"] == "filter.team"
 
 
-async def test_money_of_the_summary_adds_up_and_its_funnel_narrows(site: Running) -> None:
+async def test_summary_costs_sum_to_the_total_and_the_funnel_narrows(site: Running) -> None:
     summary = await site.json("/api/v1/summary?window=7d")
     truth = truth_between(WEEK, END_SECONDS)
     for money in summary["money"]:
@@ -197,7 +199,7 @@ async def test_money_of_the_summary_adds_up_and_its_funnel_narrows(site: Running
     assert funnel["total"] > funnel["allocated"] > funnel["active"] > funnel["effective"] > 0
 
 
-async def test_months_have_what_was_spent_since_the_first_and_a_forecast_of_the_rest(site: Running) -> None:
+async def test_months_have_the_cost_to_date_and_a_forecast(site: Running) -> None:
     months = (await site.json("/api/v1/months"))["months"]
     first = 1_788_220_800  # 2026-09-01
     truth = truth_between(first, END_SECONDS).sum()
@@ -209,7 +211,7 @@ async def test_months_have_what_was_spent_since_the_first_and_a_forecast_of_the_
         assert month["last_month"] is None, "August was not recorded from its first day on"
 
 
-async def test_every_answer_is_as_the_published_schema_says(fleet_prometheus: FleetServer) -> None:
+async def test_every_answer_matches_the_published_schema(fleet_prometheus: FleetServer) -> None:
     openapi = document()
     async with running(fleet_prometheus.url, currency="USD") as site:
         await site.round()
@@ -220,7 +222,7 @@ async def test_every_answer_is_as_the_published_schema_says(fleet_prometheus: Fl
             assert set(found) <= set(openapi["components"]["schemas"][name_of(endpoint.answer)]["properties"])
 
 
-async def test_a_client_that_has_the_answer_already_is_told_so(site: Running) -> None:
+async def test_client_with_a_current_etag_gets_304(site: Running) -> None:
     first = await site.get("/api/v1/report?window=7d&by=team")
     again = await site.get("/api/v1/report?window=7d&by=team", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
@@ -228,7 +230,7 @@ async def test_a_client_that_has_the_answer_already_is_told_so(site: Running) ->
     assert other.status == 200
 
 
-async def test_an_answer_is_compressed_for_those_who_take_it(site: Running) -> None:
+async def test_answer_is_compressed_if_accepted(site: Running) -> None:
     plain = await site.get("/api/v1/report?window=7d&by=workload", headers={"Accept-Encoding": "identity"})
     async with (
         ClientSession(auto_decompress=False) as session,
@@ -239,7 +241,7 @@ async def test_an_answer_is_compressed_for_those_who_take_it(site: Running) -> N
     assert gzip.decompress(packed) == plain.body
 
 
-async def test_nothing_can_be_changed(site: Running) -> None:
+async def test_write_methods_are_refused(site: Running) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         answer = await site.get("/api/v1/report", method=method)
         assert answer.status == 405
@@ -248,7 +250,7 @@ async def test_nothing_can_be_changed(site: Running) -> None:
     assert (head.status, head.body) == (200, b"")
 
 
-async def test_every_answer_has_the_headers_that_keep_a_browser_from_guessing(site: Running) -> None:
+async def test_every_answer_has_the_security_headers(site: Running) -> None:
     for path in ("/api/v1/freshness", "/healthz", "/nothing", "/metrics", "/openapi.json"):
         headers = (await site.get(path)).headers
         assert headers["x-content-type-options"] == "nosniff", path
@@ -256,7 +258,7 @@ async def test_every_answer_has_the_headers_that_keep_a_browser_from_guessing(si
         assert headers["referrer-policy"] == "no-referrer", path
 
 
-async def test_behind_a_proxy_everything_is_there_with_and_without_the_prefix(fleet_prometheus: FleetServer) -> None:
+async def test_service_behind_a_proxy_answers_with_and_without_the_prefix(fleet_prometheus: FleetServer) -> None:
     async with running(fleet_prometheus.url, external_url="https://example.org/team/cost/") as site:
         assert (await site.get("/healthz")).status == 200
         assert (await site.get("/team/cost/healthz")).status == 200
@@ -270,7 +272,7 @@ async def test_behind_a_proxy_everything_is_there_with_and_without_the_prefix(fl
         assert "/team/cost/openapi.json" in missing.json()["fix"]
 
 
-async def test_the_metrics_tell_the_months_money(site: Running) -> None:
+async def test_metrics_export_the_cost_of_the_month(site: Running) -> None:
     await site.round()
     page = (await site.get("/metrics")).text
     truth = truth_between(1_788_220_800, END_SECONDS).sum()
@@ -279,7 +281,7 @@ async def test_the_metrics_tell_the_months_money(site: Running) -> None:
     assert "gpu_exporter_simulated" in page or "simulated" in page
 
 
-async def test_recommendations_can_be_asked_for_by_their_owner(site: Running) -> None:
+async def test_recommendations_can_be_filtered_by_owner(site: Running) -> None:
     await site.round()
     every = (await site.json("/api/v1/recommendations"))["recommendations"]
     assert every
@@ -288,7 +290,7 @@ async def test_recommendations_can_be_asked_for_by_their_owner(site: Running) ->
     assert some == [advice for advice in every if advice["owner_namespace"] == namespace]
 
 
-async def test_a_page_says_how_new_it_is(site: Running) -> None:
+async def test_freshness_reports_how_recent_the_data_is(site: Running) -> None:
     await site.round()
     freshness = await site.json("/api/v1/freshness")
     assert freshness["read_until_seconds"] == END_SECONDS
@@ -297,5 +299,5 @@ async def test_a_page_says_how_new_it_is(site: Running) -> None:
     assert freshness["simulated"] is True
 
 
-def test_every_dimension_can_be_filtered_by() -> None:
+def test_every_dimension_has_a_filter() -> None:
     assert {parameter.name for parameter in FILTERS} >= {"filter.cluster", "filter.pool", "filter.mode"}

@@ -187,7 +187,7 @@ def faults_for_axe(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("path", dict.fromkeys((*PAGES, *FILTERED, *AXED)))
-def test_a_page_draws_fits_every_window_and_asks_nobody_else(tab: Watched, path: str) -> None:
+def test_page_draws_fits_every_width_and_loads_nothing_external(tab: Watched, path: str) -> None:
     page = tab.open(path)
     assert page.locator("h1").count() == 1
     assert page.locator(".plot .bars").count() == page.locator("[data-chart]").count()
@@ -198,7 +198,7 @@ def test_a_page_draws_fits_every_window_and_asks_nobody_else(tab: Watched, path:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/by/nobody", 404), ("/?window=nonsense", 400)])
-def test_a_page_that_says_what_is_wrong_can_be_used_by_everyone(tab: Watched, path: str, status: int) -> None:
+def test_error_page_is_accessible(tab: Watched, path: str, status: int) -> None:
     answer = tab.page.goto(tab.home + path, wait_until="load")
     assert answer is not None
     assert answer.status == status
@@ -207,7 +207,7 @@ def test_a_page_that_says_what_is_wrong_can_be_used_by_everyone(tab: Watched, pa
     tab.complaints.clear()  # the browser's own about the status
 
 
-def test_every_link_of_every_page_leads_to_a_page(service: Served) -> None:
+def test_every_link_of_every_page_has_a_target(service: Served) -> None:
     links: set[str] = set()
     for path in PAGES:
         found = re.findall(r'<a [^>]*href="([^"#]+)', read(service, path))
@@ -240,7 +240,7 @@ def test_the_pages_work_without_scripts(browser: Browser, service: Served) -> No
         context.close()
 
 
-def test_filters_are_set_and_taken_away_by_form_and_link(context: BrowserContext, service: Served) -> None:
+def test_filters_are_set_and_removed_by_form_and_link(context: BrowserContext, service: Served) -> None:
     with watched(context, service) as seen:
         page = seen.open("/by/namespace")
         page.get_by_text("Filters").click()
@@ -284,9 +284,7 @@ def test_a_table_is_sorted_searched_and_paged_by_links(context: BrowserContext, 
         seen.check()
 
 
-def test_downloads_come_as_files_with_the_figures_shown(
-    context: BrowserContext, service: Served, tmp_path: Path
-) -> None:
+def test_downloads_are_files_with_the_shown_figures(context: BrowserContext, service: Served, tmp_path: Path) -> None:
     with watched(context, service) as seen:
         page = seen.open("/by/team?window=2026-09&cluster=alpha")
         total = page.locator("tr.total td").first.inner_text()
@@ -302,7 +300,7 @@ def test_downloads_come_as_files_with_the_figures_shown(
     assert f"{sum(line['allocated_seconds'] for line in document['lines']) / 3600:,.0f}" == total
 
 
-def test_a_keyboard_gets_from_the_skip_link_to_an_owners_page(context: BrowserContext, service: Served) -> None:
+def test_keyboard_navigation_reaches_an_owner_page_from_the_skip_link(context: BrowserContext, service: Served) -> None:
     with watched(context, service) as seen:
         page = seen.open("/by/team")
         page.keyboard.press("Tab")
@@ -323,7 +321,7 @@ def test_a_keyboard_gets_from_the_skip_link_to_an_owners_page(context: BrowserCo
         assert page.get_by_role("heading", level=1).inner_text().startswith("Team ")
 
 
-def test_charts_follow_light_and_dark(context: BrowserContext, service: Served) -> None:
+def test_charts_follow_the_colour_scheme(context: BrowserContext, service: Served) -> None:
     with watched(context, service) as seen:
         page = seen.open("/")
         colour = "getComputedStyle(document.querySelector('.plot .bars text')).fill"
@@ -333,7 +331,7 @@ def test_charts_follow_light_and_dark(context: BrowserContext, service: Served) 
         seen.check()
 
 
-def test_the_pointer_on_a_chart_shows_its_day_with_the_total(context: BrowserContext, service: Served) -> None:
+def test_chart_tooltip_shows_the_day_and_its_total(context: BrowserContext, service: Served) -> None:
     with watched(context, service) as seen:
         page = seen.open("/?currency=USD")
         page.locator(".plot .bars").hover()
@@ -373,7 +371,7 @@ def many_owners(directory: Path, end_seconds: int, count: int, teams: Sequence[s
     return directory / "blocks"
 
 
-def test_ten_thousand_owners_come_a_hundred_at_a_time(
+def test_ten_thousand_owners_are_paged_by_one_hundred(
     context: BrowserContext, tmp_path: Path, small_fleet: FleetPlan
 ) -> None:
     end = small_fleet.end_seconds
@@ -411,7 +409,7 @@ def test_chart_shows_names_with_markup_as_text(context: BrowserContext, tmp_path
     assert set(MARKUP) <= set(hover)
 
 
-def test_screenshots_of_the_documentation(context: BrowserContext, service: Served, tmp_path: Path) -> None:
+def test_documentation_screenshots_are_made_and_small(context: BrowserContext, service: Served, tmp_path: Path) -> None:
     images = IMAGES if os.environ.get("SCREENSHOTS") else tmp_path
     with watched(context, service) as seen:
         table = seen.open("/by/workload?sort=-idle-cost")

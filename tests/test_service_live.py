@@ -88,7 +88,7 @@ def own_prometheus(live_blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
         yield server
 
 
-async def test_the_same_question_of_fifty_people_is_read_once(live: FleetServer) -> None:
+async def test_fifty_identical_queries_cause_one_reading(live: FleetServer) -> None:
     async with running(live.url) as site:
         answers = await asyncio.gather(*(site.get("/api/v1/report?window=7d&by=team") for _ in range(50)))
         assert {answer.status for answer in answers} == {200}
@@ -96,7 +96,7 @@ async def test_the_same_question_of_fifty_people_is_read_once(live: FleetServer)
         assert site.book.readings.begun == 1
 
 
-async def test_a_report_is_read_anew_when_an_hour_has_come_and_not_before(live: FleetServer) -> None:
+async def test_report_is_read_again_only_after_a_new_hour(live: FleetServer) -> None:
     now = END_SECONDS - 2100.0
     async with running(live.url, now=now) as site:
         await site.round()
@@ -125,7 +125,7 @@ async def test_the_first_visitor_does_not_wait_for_the_long_readings(live: Fleet
         assert site.book.readings.begun - begun <= 1
 
 
-async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) -> None:
+async def test_victoriametrics_is_supported_as_a_source(fleet_victoria: FleetServer) -> None:
     async with running(fleet_victoria.url) as site:
         assert await site.round()
         freshness = await site.json("/api/v1/freshness")
@@ -137,7 +137,7 @@ async def test_victoriametrics_is_as_good_a_source(fleet_victoria: FleetServer) 
         assert report["engine"].startswith("VictoriaMetrics")
 
 
-async def test_too_many_different_questions_are_told_to_come_back(live: FleetServer) -> None:
+async def test_too_many_different_queries_get_503_with_retry_after(live: FleetServer) -> None:
     async with gated(live.url) as (url, gate), running(url) as site:
         gate.open.clear()
         asked = [asyncio.ensure_future(site.get(f"/api/v1/report?window={hours}h")) for hours in range(1, 41)]
@@ -151,7 +151,7 @@ async def test_too_many_different_questions_are_told_to_come_back(live: FleetSer
         assert [answer.status for answer in rest].count(200) == 15
 
 
-async def test_the_pages_stay_while_prometheus_is_away_and_say_of_when_they_are(own_prometheus: FleetServer) -> None:
+async def test_pages_stay_available_during_a_prometheus_outage_with_their_age(own_prometheus: FleetServer) -> None:
     async with running(own_prometheus.url) as site:
         await site.round()
         before = await site.json(SUM)
@@ -174,7 +174,7 @@ async def test_the_pages_stay_while_prometheus_is_away_and_say_of_when_they_are(
         assert 'gpu_cost_service_read_errors_total{reason="unreachable"} 1' in (await site.get("/metrics")).text
 
 
-async def test_what_was_never_read_is_told_with_its_mend_while_prometheus_is_away(own_prometheus: FleetServer) -> None:
+async def test_unread_data_during_a_prometheus_outage_is_reported_with_its_fix(own_prometheus: FleetServer) -> None:
     own_prometheus.process.kill()
     own_prometheus.process.wait()
     async with running(own_prometheus.url) as site:
@@ -191,7 +191,7 @@ async def test_what_was_never_read_is_told_with_its_mend_while_prometheus_is_awa
         assert "cannot connect" in page.text
 
 
-async def test_figures_are_new_again_when_prometheus_is_back(
+async def test_figures_are_current_again_after_a_prometheus_outage(
     own_prometheus: FleetServer,
 ) -> None:
     async with gated(own_prometheus.url) as (url, gate), running(url) as site:
@@ -209,7 +209,7 @@ async def test_figures_are_new_again_when_prometheus_is_back(
         assert report["window"]["to_seconds"] == END_SECONDS + 3600
 
 
-async def test_money_of_last_month_is_not_passed_off_as_this_months(own_prometheus: FleetServer) -> None:
+async def test_cost_of_last_month_is_not_shown_for_this_month(own_prometheus: FleetServer) -> None:
     async with gated(own_prometheus.url) as (url, gate), running(url) as site:
         await site.round()
         assert "gpu_cost_month_to_date{" in (await site.get("/metrics")).text
@@ -224,7 +224,7 @@ async def test_money_of_last_month_is_not_passed_off_as_this_months(own_promethe
         assert (await site.get("/api/v1/months")).status == 503
 
 
-async def test_a_part_of_the_month_is_not_told_as_all_of_it(own_prometheus: FleetServer, tmp_path: Path) -> None:
+async def test_partly_read_month_is_not_shown_as_complete(own_prometheus: FleetServer, tmp_path: Path) -> None:
     store = str(tmp_path / "days.sqlite")
     async with running(own_prometheus.url, store=store) as site:
         await site.keep()
@@ -238,9 +238,7 @@ async def test_a_part_of_the_month_is_not_told_as_all_of_it(own_prometheus: Flee
         assert (await site.json("/api/v1/months"))["months"]
 
 
-async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_a_newer_hour(
-    live: FleetServer, tmp_path: Path
-) -> None:
+async def test_unread_budget_is_retried_before_a_newer_hour(live: FleetServer, tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
     async with gated(live.url) as (url, gate), running(url, budgets=file) as site:
@@ -258,7 +256,7 @@ async def test_a_budget_that_could_not_be_read_is_counted_again_before_there_is_
         assert "gpu_cost_service_last_read_timestamp_seconds " in page
 
 
-async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(live: FleetServer) -> None:
+async def test_visitor_headers_are_not_forwarded_to_prometheus(live: FleetServer) -> None:
     sent = {
         "Authorization": "Bearer of-a-visitor",
         "Cookie": "session=of-a-visitor",
@@ -278,7 +276,7 @@ async def test_nothing_of_a_visitors_request_is_passed_on_to_prometheus(live: Fl
         assert "cookie" not in gate.headers
 
 
-async def test_a_prometheus_without_the_rules_is_told_to_load_them(tmp_path: Path) -> None:
+async def test_prometheus_without_the_rules_is_reported_with_the_fix(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     with prometheus(tmp_path, data, LIVE_FLEET) as empty:
@@ -292,7 +290,9 @@ async def test_a_prometheus_without_the_rules_is_told_to_load_them(tmp_path: Pat
             assert report["trust"]["price_coverage_ratio"] is None
 
 
-async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheus: FleetServer, tmp_path: Path) -> None:
+async def test_closed_days_are_shown_after_prometheus_has_lost_them(
+    own_prometheus: FleetServer, tmp_path: Path
+) -> None:
     store = tmp_path / "days.sqlite"
     async with running(own_prometheus.url, store=store, history="10d") as site:
         await site.keep()
@@ -314,9 +314,7 @@ async def test_closed_days_are_shown_when_prometheus_has_lost_them(own_prometheu
         assert partly["total"]["allocated_seconds"] == pytest.approx(day.seconds.total, rel=1e-9)
 
 
-async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(
-    live: FleetServer, tmp_path: Path
-) -> None:
+async def test_store_locked_by_another_service_is_read_and_reported(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     async with running(live.url, store=store, history="2d") as writer:
         await writer.keep()
@@ -329,7 +327,7 @@ async def test_a_store_that_another_service_writes_to_is_read_and_that_is_told(
             assert report["engine"] == "store of closed days"
 
 
-async def test_a_file_that_is_no_store_is_refused_before_anything_starts(live: FleetServer, tmp_path: Path) -> None:
+async def test_invalid_store_prevents_the_start(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     store.write_text("not a database, and longer than its header would be")
     with pytest.raises(StoreError):
@@ -338,7 +336,7 @@ async def test_a_file_that_is_no_store_is_refused_before_anything_starts(live: F
     assert store.read_text().startswith("not a database"), "somebody else's file is left alone"
 
 
-async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: FleetServer, tmp_path: Path) -> None:
+async def test_closed_day_is_read_from_the_store(live: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     async with running(live.url, store=store, history="3d") as site:
         await site.round()
@@ -352,14 +350,14 @@ async def test_a_day_that_is_closed_is_read_from_the_store_from_then_on(live: Fl
     assert len(DayStore(store).closed_days()) == 3
 
 
-async def test_labels_that_owners_have_are_offered_after_a_round(live: FleetServer) -> None:
+async def test_labels_of_owners_are_offered_after_a_round(live: FleetServer) -> None:
     async with running(live.url) as site:
         await site.round()
         assert site.book.labels.value["environment"] == ("dev", "prod")
         assert 'href="/by/label:project"' in (await site.get("/")).text
 
 
-async def test_budgets_are_counted_and_read_again_when_told(live: FleetServer, tmp_path: Path) -> None:
+async def test_budgets_are_computed_and_reloaded(live: FleetServer, tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets:\n  - {name: vision, amount: 1000, currency: USD, period: month, owner: {team: vision}}\n")
     async with running(live.url, budgets=file) as site:

@@ -56,7 +56,7 @@ def everything() -> Book:
     return book
 
 
-def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> None:
+def test_every_metric_has_a_unique_name_and_help_and_a_matching_type() -> None:
     names = [metric.name for metric in catalog.ALL]
     assert len(set(names)) == len(names)
     for metric in catalog.OWN:
@@ -66,7 +66,7 @@ def test_every_metric_has_one_name_a_help_and_a_type_that_fits_its_name() -> Non
         assert metric.name not in agent_catalog.BY_NAME
 
 
-def test_the_page_is_what_the_catalogue_says_and_all_of_it() -> None:
+def test_page_has_exactly_the_metrics_of_the_catalogue() -> None:
     page = families(everything())
     assert [family.name for family in page] == [metric.name for metric in catalog.OWN]
     by_name = {metric.name: metric for metric in catalog.OWN}
@@ -83,7 +83,7 @@ def test_every_metric_has_its_row_in_the_document() -> None:
     assert [metric.name for metric in catalog.ALL if f"| `{metric.name}` |" not in text] == []
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_unknown_values_are_absent() -> None:
     unknown = state("b", 0.0, None)
     known = {name: getattr(unknown, name) for name in unknown.__slots__} | {"known": False}
     book = quiet_book(NOW, (BudgetState(**known),))
@@ -98,7 +98,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
-def test_prometheus_own_checker_takes_the_page(accept: str) -> None:
+def test_promtool_accepts_the_page(accept: str) -> None:
     shown = render(everything(), accept, ProcessMetrics())
     body, content_type = shown.plain, shown.content_type
     assert content_type.startswith("application/openmetrics-text" if accept else "text/plain")
@@ -122,7 +122,7 @@ def rules() -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_the_rules_read_only_series_and_labels_that_are_there() -> None:
+def test_rules_read_only_existing_series_and_labels() -> None:
     text = json.dumps(rules())
     names = set(re.findall(r"gpu_budget_\w+", text))
     assert names
@@ -170,7 +170,7 @@ def inlined(expression: str, known: dict[str, dict[str, Any]]) -> str:
     return expression
 
 
-def test_a_budget_that_burns_is_seen_by_the_rules_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+def test_rules_detect_a_burning_budget_and_ignore_a_normal_one(tmp_path: Path) -> None:
     """Three budgets of 1000 a month: one used at 20 an hour since last night, one too dear by a third, one in order."""
     pages = []
     for back in range(72 * 12, -1, -1):  # every five minutes of three days

@@ -30,14 +30,14 @@ def references(node: object) -> list[str]:
     return [ref for value in node for ref in references(value)] if isinstance(node, list) else []
 
 
-def test_the_document_in_docs_is_what_the_tables_say() -> None:
+def test_openapi_document_matches_the_tables() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/openapi_doc.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_every_path_and_every_parameter_of_the_service_is_in_the_document() -> None:
+def test_every_path_and_parameter_is_in_the_document() -> None:
     root = document()
     assert set(root["paths"]) == {endpoint.path for endpoint in ENDPOINTS} | {path for path, _, _ in PLAIN}
     for endpoint in ENDPOINTS:
@@ -46,7 +46,7 @@ def test_every_path_and_every_parameter_of_the_service_is_in_the_document() -> N
         assert names == [parameter.name for parameter in endpoint.parameters]
 
 
-def test_every_reference_leads_somewhere_and_everything_is_referred_to() -> None:
+def test_every_reference_resolves_and_every_component_is_referenced() -> None:
     root = document()
     for reference in references(root):
         assert resolved({"$ref": reference}, root)
@@ -56,7 +56,7 @@ def test_every_reference_leads_somewhere_and_everything_is_referred_to() -> None
     )
 
 
-def test_names_of_operations_are_unique_and_every_path_answers_something() -> None:
+def test_operation_ids_are_unique_and_every_path_has_a_200_answer() -> None:
     root = document()
     operations = [path["get"] for path in root["paths"].values()]
     names = [operation["operationId"] for operation in operations]
@@ -64,12 +64,12 @@ def test_names_of_operations_are_unique_and_every_path_answers_something() -> No
     assert all(operation["summary"].endswith(".") and operation["responses"]["200"] for operation in operations)
 
 
-def test_schemas_are_json_schema() -> None:
+def test_schemas_are_valid_json_schema() -> None:
     for schema in document()["components"]["schemas"].values():
         assert not schema_problems(schema)
 
 
-def test_defaults_that_are_told_are_those_that_hold() -> None:
+def test_documented_defaults_match_the_effective_ones() -> None:
     root = document()
     for endpoint in ENDPOINTS:
         values = read(endpoint.parameters, [], Now(1_790_000_000.0))

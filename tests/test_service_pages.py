@@ -140,7 +140,7 @@ def as_sums(found: dict[tuple[str, ...], Totals], name: str) -> Totals:
     return found[name,]
 
 
-def test_a_table_has_the_figures_of_the_truth(service: Served, small_fleet: FleetPlan) -> None:
+def test_table_figures_match_the_truth(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}&currency=USD")
     sums: dict[str, Totals] = {}
     truth = month_truth(small_fleet)
@@ -161,9 +161,7 @@ def test_a_table_has_the_figures_of_the_truth(service: Served, small_fleet: Flee
         assert row[1:7] == expected, namespace
 
 
-def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
-    service: Served, small_fleet: FleetPlan
-) -> None:
+def test_unallocated_unattributed_and_total_rows_sum_to_the_capacity(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}&currency=USD")
     truth = month_truth(small_fleet)
     assert shown.row("Unallocated")[1] == hours(truth.sum(kind="Unallocated").seconds.total)
@@ -173,7 +171,7 @@ def test_what_nobody_held_and_the_total_stand_below_and_sum_to_the_capacity(
     assert "in brackets the part of active time that was profiled" in shown.text
 
 
-def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served, small_fleet: FleetPlan) -> None:
+def test_cluster_cost_is_the_same_in_its_table_and_on_its_own_page(service: Served, small_fleet: FleetPlan) -> None:
     place = next(key[0] for key in held(month_truth(small_fleet), "cluster"))
     table = page(service, f"/by/cluster?window={MONTH}&currency=USD")
     shown = page(service, f"/owner?window={MONTH}&currency=USD&cluster={place}")
@@ -183,19 +181,19 @@ def test_a_place_costs_the_same_in_its_table_and_on_its_own_page(service: Served
     assert "Not held by an owner $" in shown.text
 
 
-def test_a_legend_tells_nodes_of_two_clusters_apart(service: Served) -> None:
+def test_legend_shows_the_cluster_of_equally_named_nodes(service: Served) -> None:
     shown = page(service, f"/by/node?window={MONTH}&currency=USD")
     assert "sim-node-0000 (alpha)" in shown.text
     assert "sim-node-0000 (beta)" in shown.text
 
 
-def test_what_nobody_held_has_no_idle_hours(service: Served) -> None:
+def test_unallocated_and_unattributed_rows_have_no_idle_hours(service: Served) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}")
     assert shown.row("Unallocated")[2:5] == ["", "", ""]
     assert shown.row("Unattributed")[2:5] == ["", "", ""]
 
 
-def test_currencies_are_never_added_and_each_is_a_link_away(service: Served, small_fleet: FleetPlan) -> None:
+def test_currencies_are_never_summed_and_each_is_linked(service: Served, small_fleet: FleetPlan) -> None:
     truth = month_truth(small_fleet)
     for currency, other in (("USD", "EUR"), ("EUR", "USD")):
         shown = page(service, f"/by/model?window={MONTH}&currency={currency}")
@@ -204,13 +202,13 @@ def test_currencies_are_never_added_and_each_is_a_link_away(service: Served, sma
         assert any(f"currency={other}" in link for link in shown.links)
 
 
-def test_the_currency_is_that_of_most_gpu_hours_on_every_page(service: Served) -> None:
+def test_default_currency_is_that_of_most_gpu_hours_on_every_page(service: Served) -> None:
     for path in ("/", "/by/team", "/by/model", "/by/node", "/owner?team=vision"):
         shown = page(service, path)
         assert "Cost USD" in shown.text, path
 
 
-def test_the_overview_tells_money_hours_and_how_far_to_trust_them(service: Served, small_fleet: FleetPlan) -> None:
+def test_overview_shows_cost_hours_coverage_and_forecast(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/?window={MONTH}&currency=USD")
     truth = month_truth(small_fleet)
     total = truth.sum()
@@ -242,7 +240,7 @@ def test_the_funnel_counts_gpus_and_their_cost(service: Served, small_fleet: Fle
     assert f"{coverage(seconds.profiled / seconds.active)} of active was profiled" in shown.text
 
 
-def test_a_team_has_its_own_funnel_and_what_was_not_profiled_is_not_0(service: Served, small_fleet: FleetPlan) -> None:
+def test_team_has_its_own_funnel_and_unprofiled_is_not_zero(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/owner?team=vision&window={MONTH}&currency=USD")
     assert not [row for row in shown.rows if row and row[0].startswith("Total there and metered")]
     assert shown.row("Effective")[3] == money(month_truth(small_fleet).sum(team="vision").money["USD"].effective, "USD")
@@ -251,7 +249,7 @@ def test_a_team_has_its_own_funnel_and_what_was_not_profiled_is_not_0(service: S
     assert unprofiled.row("Active")[1] > "0"
 
 
-def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:
+def test_chart_matches_its_table_and_sums_to_the_total(service: Served, small_fleet: FleetPlan) -> None:
     text = fetch(service.url, f"/?window={MONTH}&currency=USD")[2].decode()
     days = [row for row in Page(text).rows if row and re.fullmatch(r"2026-09-\d\d", row[0])]
     assert [row[0] for row in days] == [f"2026-09-{number:02}" for number in range(1, 22)]
@@ -266,7 +264,7 @@ def test_the_chart_has_what_its_table_says_and_sums_to_the_total(service: Served
     assert "Total USD" in Page(text).text
 
 
-def test_every_form_of_one_report_has_the_same_figures(
+def test_every_format_of_a_report_has_the_same_figures(
     service: Served, fleet_prometheus: FleetServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["report", "--prometheus", fleet_prometheus.url, "--window", WEEK, "--by", "team"]
@@ -380,7 +378,7 @@ def test_an_amount_is_explained_by_hours_rate_and_price_row(service: Served) -> 
     assert rate * float(cells["GPU-hours"].replace(",", "")) == pytest.approx(cost, rel=0.01)
 
 
-def test_models_without_a_price_are_named_with_a_row_to_paste(service: Served, tmp_path: Path) -> None:
+def test_models_without_a_price_are_listed_with_a_row_to_paste(service: Served, tmp_path: Path) -> None:
     text = fetch(service.url, "/by/team?window=2026-08-20..2026-09-10")[2].decode()
     pasted = [
         unescape(one) for one in re.findall(r'<pre [^>]*aria-label="Row of a price book">(.*?)</pre>', text, re.DOTALL)
@@ -392,14 +390,14 @@ def test_models_without_a_price_are_named_with_a_row_to_paste(service: Served, t
     assert "not included in the cost" in Page(text).text
 
 
-def test_two_dates_are_a_period_with_both_days(service: Served) -> None:
+def test_two_dates_form_a_period_including_both_days(service: Served) -> None:
     shown = page(service, "/by/team?from=2026-09-10&to=2026-09-12&window=30d")
     assert "2026-09-10 to 2026-09-12 UTC" in shown.text
     assert any("window=2026-09-10..2026-09-12" in link for link in shown.links)
     assert "one of the two dates is missing" in page(service, "/by/team?from=2026-09-10", 400).text
 
 
-def test_the_api_has_a_page_for_people(service: Served) -> None:
+def test_api_has_an_html_page(service: Served) -> None:
     shown = page(service, "/api")
     assert "GET /api/v1/report" in shown.text
     assert "Allowed: none, even, weighted. Default: none." in shown.text
@@ -409,7 +407,7 @@ def test_the_api_has_a_page_for_people(service: Served) -> None:
             assert fetch(service.url, link)[0] == 200, link
 
 
-def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fleet: FleetPlan) -> None:
+def test_most_waste_is_the_owner_with_the_highest_idle_cost(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/?window={MONTH}&currency=USD")
     owners = held(month_truth(small_fleet), "namespace", "workload")
     idle = {key: totals.money["USD"].idle for key, totals in owners.items() if "USD" in totals.money}
@@ -418,7 +416,7 @@ def test_most_waste_is_the_owner_with_most_idle_money(service: Served, small_fle
     assert waste.index(worst[1]) < waste.index(money(sorted(idle.values())[-2], "USD"))
 
 
-def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet: FleetPlan) -> None:
+def test_labels_have_pages_and_filters(service: Served, small_fleet: FleetPlan) -> None:
     truth = month_truth(small_fleet)
     seconds: dict[str, float] = {}
     for (labels, kind), totals in truth.total("labels", "kind").items():
@@ -439,7 +437,7 @@ def test_labels_are_pages_and_filters_of_their_own(service: Served, small_fleet:
     page(service, "/by/label:a%20b", 404)
 
 
-def test_filters_are_in_the_address_and_hold_for_every_figure(service: Served, small_fleet: FleetPlan) -> None:
+def test_filters_are_in_the_url_and_apply_to_every_figure(service: Served, small_fleet: FleetPlan) -> None:
     shown = page(service, f"/by/workload?window={MONTH}&team=vision&cluster=alpha&currency=USD")
     expected = month_truth(small_fleet).sum(team="vision", cluster="alpha")
     assert shown.row("Total")[1] == hours(expected.seconds.total)
@@ -452,7 +450,7 @@ def test_filters_are_in_the_address_and_hold_for_every_figure(service: Served, s
     }
 
 
-def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
+def test_downloads_have_the_filters_of_the_page(service: Served) -> None:
     shown = page(service, f"/by/namespace?window={MONTH}&team=vision&share=weighted")
     asked = {
         parse_qs(urlsplit(link).query)["format"][0]: parse_qs(urlsplit(link).query)
@@ -471,7 +469,7 @@ def test_downloads_are_of_exactly_what_is_shown(service: Served) -> None:
     assert any("format=focus" in link and "filter.cluster=alpha" in link for link in whole.links)
 
 
-def test_what_an_owner_is_charged_is_its_money_with_what_was_spread_onto_it(service: Served) -> None:
+def test_charged_amount_is_the_cost_plus_the_shared_cost(service: Served) -> None:
     text = fetch(service.url, f"/by/team?window={MONTH}&cluster=alpha&currency=USD&share=weighted")[2].decode()
     rows = re.findall(
         r'data-label="Cost USD">([\d,.]+)\*?</td>.*?data-label="Shared USD">\+([\d,.]+)</td>\s*'
@@ -486,7 +484,7 @@ def test_what_an_owner_is_charged_is_its_money_with_what_was_spread_onto_it(serv
     assert "Charged" not in fetch(service.url, f"/by/team?window={MONTH}&currency=USD")[2].decode()
 
 
-def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:
+def test_owner_pages_link_from_namespace_to_workload(service: Served, small_fleet: FleetPlan) -> None:
     table = page(service, f"/by/namespace?window={MONTH}")
     namespace = next(link for link in table.links if link.startswith("/owner") and "namespace=vision" in link)
     inside = page(service, namespace)
@@ -501,7 +499,7 @@ def test_an_owner_is_drilled_down_to_from_namespace_to_workload(service: Served,
     assert wanted["workload"] in own.text
 
 
-def test_shared_money_is_a_column_of_its_own_and_sums_to_nothing(service: Served) -> None:
+def test_shared_cost_is_a_separate_column_that_sums_to_zero(service: Served) -> None:
     shown = page(service, f"/by/team?window={MONTH}&share=even&shareUnallocated=true&currency=USD")
     header = next(row for row in shown.rows if row and row[0] == "Team")
     column = header.index("Shared USD")
@@ -515,9 +513,7 @@ def test_shared_money_is_a_column_of_its_own_and_sums_to_nothing(service: Served
     ("sort", "column", "backwards"),
     [("-cost", 5, True), ("hours", 1, False), ("-idle", 3, True), ("-unknown", 4, True), ("-effective", 7, True)],
 )
-def test_a_table_is_sorted_by_what_its_heading_links_to(
-    service: Served, sort: str, column: int, *, backwards: bool
-) -> None:
+def test_table_is_sorted_by_its_header_links(service: Served, sort: str, column: int, *, backwards: bool) -> None:
     shown = page(service, f"/by/team?window={MONTH}&sort={sort}&currency=USD")
     rows = [row for row in shown.rows if len(row) == 10][1:]
     ends = next(number for number, row in enumerate(rows) if row[0].startswith("All owners"))
@@ -528,7 +524,7 @@ def test_a_table_is_sorted_by_what_its_heading_links_to(
     assert shown.sorted == ["descending" if backwards else "ascending"]
 
 
-def test_a_hundred_workloads_are_on_a_page_and_all_are_on_some_page(service: Served) -> None:
+def test_workloads_are_paged_by_one_hundred_and_all_are_listed(service: Served) -> None:
     seen: list[str] = []
     path: str | None = f"/by/workload?window={MONTH}"
     while path:
@@ -544,7 +540,7 @@ def test_a_hundred_workloads_are_on_a_page_and_all_are_on_some_page(service: Ser
     assert len(seen) == len(set(seen)) == len(named) > 200
 
 
-def test_a_search_finds_names_kinds_and_teams(service: Served) -> None:
+def test_search_matches_names_kinds_and_teams(service: Served) -> None:
     shown = page(service, f"/by/workload?window={MONTH}&q=NOTEBOOK+vision")
     names = [link for link in shown.links if link.startswith("/owner") and "workload=" in link]
     assert names
@@ -553,7 +549,7 @@ def test_a_search_finds_names_kinds_and_teams(service: Served) -> None:
     assert "No name has “no-such-name” in it." in nothing.text
 
 
-def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: Served) -> None:
+def test_unknown_team_is_reported_with_similar_names(service: Served) -> None:
     shown = page(service, "/by/team?team=visoin")
     assert "Team visoin had no GPU in this period; there is: vision" in shown.text
     assert "Nothing was recorded here." in shown.text
@@ -570,7 +566,7 @@ def test_an_unknown_team_is_said_to_be_unknown_and_near_ones_are_named(service: 
         ("share=all", "share: value 'all' is not known; allowed: none, even, weighted"),
     ],
 )
-def test_what_cannot_be_understood_is_told_with_what_is_allowed(service: Served, query: str, said: str) -> None:
+def test_invalid_parameter_is_reported_with_the_allowed_values(service: Served, query: str, said: str) -> None:
     shown = page(service, f"/by/team?{query}", 400)
     assert said in shown.text
     assert "This address is not understood" in shown.text
@@ -582,12 +578,12 @@ def test_a_window_before_all_data_shows_an_empty_page(service: Served) -> None:
         assert "0 of 1,488" in shown.text or "0 of 744" in shown.text, path
 
 
-def test_simulated_data_says_so_on_every_page(service: Served) -> None:
+def test_simulated_data_is_marked_on_every_page(service: Served) -> None:
     for path in ("/", "/by/node", "/owner?namespace=vision", "/recommendations", "/budgets", "/about", "/api"):
         assert "SIMULATED" in (page(service, path)).text, path
 
 
-def test_coverage_and_prices_stand_on_every_page(service: Served) -> None:
+def test_coverage_and_priced_ratio_are_shown_on_every_page(service: Served) -> None:
     for path in ("/", "/by/pool", "/owner?namespace=vision", "/recommendations", "/budgets", "/about"):
         text = (page(service, path)).text
         assert re.search(r"Coverage \d+(\.\d)? %", text), path
@@ -595,13 +591,13 @@ def test_coverage_and_prices_stand_on_every_page(service: Served) -> None:
         assert "Newest hour 2026-09-21 14:00 UTC" in text, path
 
 
-def test_unpriced_hours_are_told_and_are_no_money(service: Served) -> None:
+def test_unpriced_hours_are_shown_and_not_in_the_cost(service: Served) -> None:
     shown = page(service, f"/by/model?window={MONTH}")
     unpriced = report(service, "model").total.unpriced_seconds
     assert (f"{hours(unpriced)} GPU-hours have no price and are not included" in shown.text) == (unpriced > 0)
 
 
-def test_a_page_that_cannot_be_read_says_why_and_when_to_come_again(now: float) -> None:
+def test_failed_page_shows_the_reason_and_a_retry_time(now: float) -> None:
     with beside(served("http://127.0.0.1:9", now, problem="Prometheus does not answer since 14:00")) as running:
         shown = page(running, "/", 503)
         assert fetch(running.url, "/by/team")[1]["Retry-After"]
@@ -610,13 +606,13 @@ def test_a_page_that_cannot_be_read_says_why_and_when_to_come_again(now: float) 
     assert "127.0.0.1:9" in shown.text
 
 
-def test_an_unknown_page_is_a_page_with_a_way_back(service: Served) -> None:
+def test_unknown_page_returns_404_with_a_link_home(service: Served) -> None:
     shown = page(service, "/by/planet", 404)
     assert "There is no such page" in shown.text
     assert "/" in shown.links
 
 
-def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
+def test_pods_and_devices_of_a_workload_are_shown_with_unknown_values(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
     unknown = PodDocument(
@@ -650,14 +646,14 @@ def test_pods_and_devices_of_a_workload_are_shown_with_what_is_not_known(
     assert ended[7] == "—no price"
 
 
-def test_pods_that_cannot_be_asked_for_cost_nothing_else_of_the_page(fleet_prometheus: FleetServer, now: float) -> None:
+def test_unavailable_pods_do_not_affect_the_rest_of_the_page(fleet_prometheus: FleetServer, now: float) -> None:
     with beside(served(fleet_prometheus.url, now, pods=None)) as running:
         shown = page(running, "/owner?namespace=vision")
     assert "no answer; see whether Prometheus runs" in shown.text
     assert "Cost in this period" in shown.text
 
 
-def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
+def test_recommendations_show_saving_evidence_and_risk_and_are_filtered(
     fleet_prometheus: FleetServer, now: float
 ) -> None:
     many = [
@@ -685,7 +681,7 @@ def test_recommendations_say_money_evidence_and_risk_and_are_filtered(
     assert "ads/trainer" not in node.text
 
 
-def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now: float) -> None:
+def test_budgets_show_their_status_in_words(fleet_prometheus: FleetServer, now: float) -> None:
     states = [
         budget_state("vision", 100.0, 120.0, 150.0, now),
         budget_state("ads", 100.0, 40.0, 130.0, now),
@@ -703,7 +699,7 @@ def test_budgets_say_in_words_how_they_stand(fleet_prometheus: FleetServer, now:
     assert "2.00 GPU-hours without a price are not in it" in text
 
 
-def test_a_prefix_is_before_every_link(fleet_prometheus: FleetServer, now: float) -> None:
+def test_prefix_is_part_of_every_link(fleet_prometheus: FleetServer, now: float) -> None:
     settings = ServeSettings(
         serving=ServiceServingSettings(external_url="https://cost.example/gpu", title="Cost of Example")
     )
@@ -716,7 +712,7 @@ def test_a_prefix_is_before_every_link(fleet_prometheus: FleetServer, now: float
     assert "Cost of Example" in shown.text
 
 
-def test_files_are_packed_kept_and_the_only_ones_that_may_run(service: Served) -> None:
+def test_static_files_are_compressed_cached_and_the_only_allowed_scripts(service: Served) -> None:
     gzipped = {"Accept-Encoding": "gzip"}
     _, headers, body = fetch(service.url, "/", **gzipped)
     policy, text = headers["Content-Security-Policy"], gzip.decompress(body).decode()
@@ -773,7 +769,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, small_fleet: FleetPlan) ->
         yield server
 
 
-def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: FleetServer, now: float) -> None:
+def test_hostile_names_are_shown_literally(hostile: FleetServer, now: float) -> None:
     paths = ("/", "/by/team", "/by/workload", "/by/namespace", "/by/model", "/by/node", f"/by/workload?q={HOSTILE}")
     advice = [recommendation(HOSTILE, HOSTILE, title=HOSTILE, evidence=(HOSTILE,), risk=FORMULA, team=HOSTILE)]
     with beside(served(hostile.url, now, recommendations=advice, problem=HOSTILE)) as running:
@@ -790,7 +786,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: FleetServer
     assert "Coverage 100 %" in table.text
 
 
-def test_hostile_names_are_linked_to_the_page_of_their_own(hostile: FleetServer, now: float) -> None:
+def test_hostile_names_link_to_their_own_page(hostile: FleetServer, now: float) -> None:
     with beside(served(hostile.url, now)) as running:
         table = page(running, "/by/workload?window=7d")
         links = [link for link in table.links if link.startswith("/owner")]
@@ -819,11 +815,11 @@ def test_hostile_names_are_linked_to_the_page_of_their_own(hostile: FleetServer,
         (lambda: gpus(0.01), "<0.1"),
     ],
 )
-def test_numbers_are_never_rounded_to_nothing_or_to_all(words: Callable[[], str], shown: str) -> None:
+def test_numbers_are_never_rounded_to_zero_or_to_all(words: Callable[[], str], shown: str) -> None:
     assert words() == shown
 
 
-def test_a_month_is_offered_when_it_has_an_hour(fleet_prometheus: FleetServer) -> None:
+def test_month_is_offered_once_it_has_an_hour(fleet_prometheus: FleetServer) -> None:
     first_of_september = 1_788_220_800.0
     for now, offered in ((first_of_september + 1500, False), (first_of_september + 3600 + 1500, True)):
         with beside(served(fleet_prometheus.url, now)) as running:

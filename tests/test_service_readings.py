@@ -58,7 +58,7 @@ async def whole() -> FleetReport:
     return report()
 
 
-async def test_an_old_report_is_better_than_one_with_holes_and_is_not_tried_at_each_request() -> None:
+async def test_old_report_is_preferred_to_a_partial_one_and_not_retried_at_once() -> None:
     clock = Clock(1000.0)
     readings = Readings(clock)
     asked = 0
@@ -80,7 +80,7 @@ async def test_an_old_report_is_better_than_one_with_holes_and_is_not_tried_at_e
     assert asked == 2
 
 
-async def test_a_report_with_holes_is_shown_where_there_is_no_other() -> None:
+async def test_partial_report_is_shown_without_an_older_one() -> None:
     readings = Readings(Clock(1000.0))
 
     async def holes() -> FleetReport:
@@ -89,7 +89,7 @@ async def test_a_report_with_holes_is_shown_where_there_is_no_other() -> None:
     assert (await readings.get(question(), WINDOW_NOW, holes)).trust.failures
 
 
-async def test_a_report_of_yesterday_is_not_passed_off_as_todays() -> None:
+async def test_report_older_than_the_limit_is_not_shown() -> None:
     clock = Clock(1000.0)
     readings = Readings(clock)
 
@@ -106,7 +106,7 @@ async def test_a_report_of_yesterday_is_not_passed_off_as_todays() -> None:
         await readings.get(question(), WINDOW_NOW, fails, "gone")
 
 
-async def test_what_is_kept_has_a_limit_and_what_was_not_asked_for_long_goes_first() -> None:
+async def test_cache_is_limited_and_evicts_the_least_recently_used_report() -> None:
     readings = Readings(Clock(1000.0))
 
     async def large() -> FleetReport:
@@ -121,7 +121,7 @@ async def test_what_is_kept_has_a_limit_and_what_was_not_asked_for_long_goes_fir
     assert readings.begun == begun + 1
 
 
-async def test_one_who_goes_away_does_not_end_the_reading_of_the_others() -> None:
+async def test_disconnecting_client_does_not_end_the_reading_of_others() -> None:
     readings = Readings(Clock(1000.0))
     gate = asyncio.Event()
 
@@ -138,7 +138,7 @@ async def test_one_who_goes_away_does_not_end_the_reading_of_the_others() -> Non
     assert readings.begun == 1
 
 
-async def test_a_report_with_holes_is_read_again_when_it_has_rested() -> None:
+async def test_partial_report_is_read_again_after_the_rest_time() -> None:
     clock = Clock(1000.0)
     readings = Readings(clock)
     failed = "timed out"
@@ -154,7 +154,7 @@ async def test_a_report_with_holes_is_read_again_when_it_has_rested() -> None:
     assert not (await readings.get(question(), WINDOW_NOW, read_now)).trust.failures
 
 
-async def test_a_clock_that_is_set_back_does_not_keep_a_report_from_being_read() -> None:
+async def test_clock_set_back_does_not_prevent_a_reading() -> None:
     clock = Clock(100_000.0)
     readings = Readings(clock)
 
@@ -168,7 +168,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_a_report_from_being_read()
     assert not (await readings.get(question(), WINDOW_NOW, whole)).trust.notes
 
 
-async def test_however_many_questions_have_no_line_or_no_answer_not_all_are_remembered() -> None:
+async def test_number_of_remembered_empty_and_failed_queries_is_limited() -> None:
     readings = Readings(Clock(1000.0))
 
     async def empty() -> FleetReport:
@@ -184,7 +184,7 @@ async def test_however_many_questions_have_no_line_or_no_answer_not_all_are_reme
     assert len(readings._kept) <= MOST_FIGURES // 300
 
 
-async def test_only_what_somebody_asked_for_lately_is_read_again_by_itself() -> None:
+async def test_only_recently_viewed_reports_are_refreshed() -> None:
     clock = Clock(1000.0)
     readings = Readings(clock)
 
@@ -213,7 +213,7 @@ async def test_cached_value_stays_due_after_a_reading_that_was_cancelled() -> No
     assert not cached.is_due(3.0)
 
 
-async def test_cached_value_that_expires_while_it_is_read_is_read_again() -> None:
+async def test_cached_value_that_expires_during_its_reading_is_read_again() -> None:
     gate = asyncio.Event()
     cached = counted(gate)
     reading = asyncio.ensure_future(cached.refresh(1.0))
@@ -242,7 +242,7 @@ def plain(content: bytes) -> Callable[[], Body]:
     return lambda: Body(content, "text/plain")
 
 
-async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:
+async def test_cached_body_does_not_keep_its_report_alive() -> None:
     bodies, one = Bodies(), report()
     alive = ref(one)
     await bodies.of_thread(one, "json", plain(b"{}"))
@@ -252,7 +252,7 @@ async def test_what_was_written_of_a_report_does_not_keep_the_report() -> None:
     assert (await bodies.of_thread(report(), "json", plain(b"again"))).plain == b"again"
 
 
-async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> None:
+async def test_report_is_rendered_once_per_format() -> None:
     bodies = Bodies()
     written: list[str] = []
 
@@ -270,7 +270,7 @@ async def test_a_report_is_written_once_for_many_and_every_form_is_its_own() -> 
     assert written == ["csv", "json", "another"]
 
 
-def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "KEPT_BYTES", 10)
     bodies = Bodies()
     one, other = report(), report(lines=2)
@@ -281,7 +281,7 @@ def test_what_was_written_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.text(st.sampled_from("ab\\, é") | st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
-def test_any_value_can_be_filtered_by(values: list[str]) -> None:
+def test_filter_text_of_any_value_is_parsed_back(values: list[str]) -> None:
     escaped = [filter_text(value) for value in values]
     together = read(FILTERS, [("filter.team", ",".join(escaped))], Now(0.0))
     apart = read(FILTERS, [("filter.team", value) for value in escaped], Now(0.0))
@@ -291,7 +291,7 @@ def test_any_value_can_be_filtered_by(values: list[str]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["window", "by", "limit", "shareIdle", "x"]), st.text(max_size=30)), max_size=5)
 )
-def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[str, str]]) -> None:
+def test_arbitrary_parameters_are_parsed_or_reported(pairs: list[tuple[str, str]]) -> None:
     try:
         read((WINDOW, BY, LIMIT, SHARE_IDLE), pairs, Now(1_790_000_000.0))
     except ConfigError as error:
@@ -300,12 +300,12 @@ def test_whatever_is_asked_is_understood_or_told_to_be_wrong(pairs: list[tuple[s
             assert problem["error"].isprintable()
 
 
-def test_parameter_that_is_given_twice_is_refused() -> None:
+def test_parameter_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="window: is given 2 times; allowed: once"):
         read([WINDOW, BY], [("window", "1h"), ("window", "2h")], Now(1_790_000_000.0))
 
 
-def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_need() -> None:
+def test_number_of_reported_unknown_parameters_is_limited() -> None:
     pairs = [(f"wi{number}", "x") for number in range(1000)] * 2
     with pytest.raises(ConfigError) as told:
         read([WINDOW, BY, *FILTERS], pairs, Now(0.0))
@@ -314,7 +314,7 @@ def test_an_answer_to_a_thousand_unknown_parameters_is_no_longer_than_twenty_nee
     assert told.value.problems[-1] == "980 more unknown parameters"
 
 
-async def test_client_with_many_questions_leaves_places_to_others() -> None:
+async def test_client_with_many_queries_leaves_slots_for_others() -> None:
     readings, gate = Readings(Clock(1000.0)), asyncio.Event()
 
     async def answer() -> FleetReport:
@@ -338,7 +338,7 @@ async def test_client_with_many_questions_leaves_places_to_others() -> None:
     assert len(await asyncio.gather(*waiting)) == MOST_OF_ONE + 1
 
 
-def test_hours_that_are_not_recorded_any_more_are_reported_with_the_fix() -> None:
+def test_stopped_recording_is_reported_with_the_fix() -> None:
     hour, hours = 3600.0, 1000 * 3600.0
     assert lateness(hours, hours + 2 * hour) == ""
     assert "no hour after 1970-02-11 16:00 UTC was recorded" in lateness(hours, hours + 3 * hour)

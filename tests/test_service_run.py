@@ -68,9 +68,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_fork("serve", *arguments, env=_environment())
 
 
-def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+def test_service_ends_within_two_seconds_on_sigterm(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     store = tmp_path / "days.sqlite"
     log = tmp_path / "log"
     with serving(log, "--prometheus", fleet_prometheus.url, "--store", str(store)) as (process, url):
@@ -85,7 +83,7 @@ def test_it_serves_until_it_is_told_to_end_and_then_ends_within_two_seconds(
         pass
 
 
-def test_it_ends_as_fast_while_prometheus_leaves_it_waiting(tmp_path: Path) -> None:
+def test_service_ends_quickly_while_prometheus_hangs(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         log = tmp_path / "log"
@@ -101,9 +99,7 @@ def test_it_ends_as_fast_while_prometheus_leaves_it_waiting(tmp_path: Path) -> N
             waiting.join()
 
 
-def test_budgets_are_read_again_at_a_hangup_and_a_mistake_in_them_ends_nothing(
-    fleet_prometheus: FleetServer, tmp_path: Path
-) -> None:
+def test_sighup_reloads_budgets_and_a_mistake_ends_nothing(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     file, log = tmp_path / "budgets.yaml", tmp_path / "log"
     file.write_text(BUDGETS)
     with serving(log, "--prometheus", fleet_prometheus.url, "--budgets", str(file)) as (process, url):
@@ -114,7 +110,7 @@ def test_budgets_are_read_again_at_a_hangup_and_a_mistake_in_them_ends_nothing(
         assert process.poll() is None
 
 
-def test_mistakes_end_it_before_anything_is_started(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+def test_configuration_mistakes_prevent_the_start(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text("budgets: [{name: all, amount: much}]\n")
     done = _run("--prometheus", fleet_prometheus.url, "--budgets", str(file), "--listen", "127.0.0.1:0")
@@ -124,7 +120,7 @@ def test_mistakes_end_it_before_anything_is_started(fleet_prometheus: FleetServe
     assert "--titel: unknown flag; did you mean '--title'?" in _run("--titel", "x").stderr
 
 
-def test_a_port_that_is_taken_is_told(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
+def test_occupied_port_is_reported(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
     with serving(tmp_path / "log", "--prometheus", fleet_prometheus.url) as (_, url):
         taken = url.removeprefix("http://")
         done = _run("--prometheus", fleet_prometheus.url, "--listen", taken)
@@ -132,7 +128,7 @@ def test_a_port_that_is_taken_is_told(fleet_prometheus: FleetServer, tmp_path: P
         assert f"cannot listen on '{taken}'" in done.stderr
 
 
-def test_it_starts_and_tells_what_is_wrong_where_prometheus_is_not_there(tmp_path: Path) -> None:
+def test_service_starts_and_reports_an_unreachable_prometheus(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port(0)}"
     with serving(tmp_path / "log", "--prometheus", nowhere) as (_, url):
         with pytest.raises(urllib.error.HTTPError) as refused:

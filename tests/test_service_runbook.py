@@ -53,7 +53,7 @@ def carried() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("alert", "section"), SECTIONS.items(), ids=list(SECTIONS))
-def test_a_section_of_the_runbook_can_be_followed(alert: str, section: str) -> None:
+def test_every_runbook_section_is_complete_and_its_commands_parse(alert: str, section: str) -> None:
     assert re.findall(r"^\*\*([A-Z][a-z ]+\.)\*\*", section, flags=re.MULTILINE) == PARTS
     assert blocks(section, "promql")
     commands = blocks(section, "sh")
@@ -96,13 +96,13 @@ async def test_every_link_to_the_runbook_leads_to_a_heading() -> None:
         ("/d/gpu-cost-finops/gpu-finops", "/"),
     ],
 )
-async def test_links_to_dashboards_lead_to_pages_where_there_is_no_grafana(link: str, page: str) -> None:
+async def test_dashboard_links_redirect_to_pages_without_grafana(link: str, page: str) -> None:
     async with running(NOWHERE, external_url="https://example.org/cost") as site:
         answer = await site.get(f"/cost{link}")
     assert (answer.status, answer.headers["location"]) == (302, f"/cost{page}")
 
 
-async def test_links_of_the_runbook_lead_somewhere_and_its_index_has_every_alert() -> None:
+async def test_every_runbook_link_has_a_target_and_the_index_has_every_alert() -> None:
     async with running(NOWHERE, external_url="https://example.org/cost") as site:
         text = (await site.get("/cost/runbook")).text
     body = text[text.index('<nav class="panel"') : text.index("</main>")]

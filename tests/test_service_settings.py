@@ -15,7 +15,7 @@ def problems(flags: dict[str, object], environ: dict[str, str] | None = None) ->
     return list(caught.value.problems)
 
 
-def test_an_address_of_prometheus_is_all_that_is_needed() -> None:
+def test_prometheus_url_is_the_only_required_setting() -> None:
     settings = load_settings(PROMETHEUS, {})
     assert settings.prometheus.url == "http://prometheus:9090"
     assert (settings.serving.listen.host, settings.serving.listen.port) == ("", 9401)
@@ -24,7 +24,7 @@ def test_an_address_of_prometheus_is_all_that_is_needed() -> None:
     assert settings.warnings == ()
 
 
-def test_without_an_address_that_is_told_with_its_flag_and_its_variable() -> None:
+def test_missing_url_is_reported_with_its_flag_and_variable() -> None:
     (problem,) = problems({})
     assert "--prometheus" in problem
     assert "GPU_COST_EXPORTER_PROMETHEUS" in problem
@@ -40,7 +40,7 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(tmp_pa
     assert settings.books.refresh_interval_seconds == 60.0
 
 
-def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("refresh-intervall: 5m\nhistory: 3 months\n")
     found = problems(
@@ -66,7 +66,7 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
     assert "secret" not in "".join(found)
 
 
-def test_a_directory_is_no_store(tmp_path: Path) -> None:
+def test_directory_is_refused_as_a_store(tmp_path: Path) -> None:
     (problem,) = problems({**PROMETHEUS, "store": str(tmp_path)})
     assert str(tmp_path / "days.sqlite") in problem
 
@@ -89,17 +89,17 @@ def test_the_path_of_the_external_address_is_the_prefix_of_links(url: str, prefi
 @pytest.mark.parametrize(
     "url", ["example.org", "ftp://example.org", "https://user:pw@example.org", "https://example.org/?a=1", "https:///x"]
 )
-def test_an_external_address_that_no_browser_could_follow_is_refused(url: str) -> None:
+def test_invalid_external_url_is_refused(url: str) -> None:
     (problem,) = problems({**PROMETHEUS, "external_url": url})
     assert problem.startswith("external-url")
 
 
-def test_a_variable_with_a_slip_in_its_name_is_a_warning() -> None:
+def test_misspelt_variable_gives_a_warning() -> None:
     (warning,) = load_settings(PROMETHEUS, {"GPU_COST_EXPORTER_BUGETS": "x"}).warnings
     assert "did you mean 'GPU_COST_EXPORTER_BUDGETS'?" in warning
 
 
-def test_every_option_has_a_name_of_its_own_and_a_sentence() -> None:
+def test_every_option_has_a_unique_name_and_a_help_sentence() -> None:
     keys = [option.key for option in OPTIONS]
     assert len(set(keys)) == len(keys)
     assert {option.key for option in PROMETHEUS_OPTIONS} < set(keys)

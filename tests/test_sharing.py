@@ -56,7 +56,7 @@ def pod(name: str, replica: int, activity: str, more: str = "") -> str:
     return f"  - {{namespace: {name}, name: {name}, {device}{more}}}\n"
 
 
-async def test_two_containers_of_one_pod_leave_the_other_pod_measured(tmp_path: Path) -> None:
+async def test_two_containers_of_one_pod_do_not_affect_other_pods(tmp_path: Path) -> None:
     containers = ", ".join(
         f"{{name: {name}, devices: [{{gpu: 0, replicas: [{replica}]}}], activity: {activity}, memory_mib: 4096}}"
         for name, replica, activity in (("x", 0, 0.4), ("y", 1, 0))
@@ -82,7 +82,7 @@ async def test_two_containers_of_one_pod_leave_the_other_pod_measured(tmp_path: 
 JPEG = ", mix: {engine: 0, jpeg: 1}"
 
 
-async def test_jpeg_use_of_a_shared_gpu_belongs_to_its_user(tmp_path: Path) -> None:
+async def test_jpeg_use_of_a_shared_gpu_belongs_to_its_pod(tmp_path: Path) -> None:
     pods = pod("jpeg", 0, "0.9", JPEG) + pod("trickle", 1, "0.02")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
         snapshot = await node.until(120.0, steps=121)
@@ -94,9 +94,7 @@ async def test_jpeg_use_of_a_shared_gpu_belongs_to_its_user(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("jpeg", "other"), [(0.9, 0.02), (0.6, 0.4)], ids=["little is sampled", "much is sampled"])
-async def test_an_engine_that_samples_do_not_show_is_divided_by_share(
-    tmp_path: Path, jpeg: float, other: float
-) -> None:
+async def test_activity_of_an_unsampled_engine_is_divided_by_share(tmp_path: Path, jpeg: float, other: float) -> None:
     pods = pod("jpeg", 0, str(jpeg), JPEG) + pod("other", 1, str(other))
     old = "driver: 535.129.03\n"
     async with pipeline(scenario(tmp_path, pods, more=old), tmp_path) as node:
@@ -109,7 +107,7 @@ async def test_an_engine_that_samples_do_not_show_is_divided_by_share(
     assert column(snapshot, "gpu_pod_idle_for_seconds") == {}, "either may be idle"
 
 
-async def test_a_single_sample_of_one_sharer_does_not_make_the_other_idle(tmp_path: Path) -> None:
+async def test_single_sample_of_one_holder_does_not_make_the_other_idle(tmp_path: Path) -> None:
     """Process samples return 0.1 s before a poll: the driver has one of about 14, and it is of one sharer."""
     pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
     lost = "faults:\n  - {kind: processes_lost, from: 10, to: 19.95}\n"
@@ -124,7 +122,7 @@ async def test_a_single_sample_of_one_sharer_does_not_make_the_other_idle(tmp_pa
     assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.3, abs=0.1)
 
 
-async def test_samples_of_a_small_part_of_the_time_between_two_polls_do_not_make_a_sharer_idle(tmp_path: Path) -> None:
+async def test_samples_of_a_small_part_of_a_poll_interval_do_not_make_a_holder_idle(tmp_path: Path) -> None:
     """The driver has no samples of processes for 1.8 of the 2 s, and lists all processes at both polls."""
     pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
     lost = "faults:\n  - {kind: processes_lost, from: 20.05, to: 21.85}\n"
@@ -138,7 +136,7 @@ async def test_samples_of_a_small_part_of_the_time_between_two_polls_do_not_make
     assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
 
 
-async def test_a_burst_is_not_given_to_the_sharer_that_worked_a_little_before_it(tmp_path: Path) -> None:
+async def test_burst_is_not_attributed_to_the_previously_active_holder(tmp_path: Path) -> None:
     """Samples of the 2 s before the burst are of the other sharer alone; the next poll says whose it is."""
     pods = pod("a", 0, "0.02") + pod("b", 1, "{steps: [{at: 0, level: 0}, {at: 20.05, level: 0.9}]}")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
@@ -150,7 +148,7 @@ async def test_a_burst_is_not_given_to_the_sharer_that_worked_a_little_before_it
     assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.9, abs=0.05)
 
 
-async def test_samples_before_the_driver_loses_its_processes_do_not_divide_the_time_after(tmp_path: Path) -> None:
+async def test_samples_before_a_process_loss_do_not_divide_the_time_after_it(tmp_path: Path) -> None:
     pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
     lost = "faults:\n  - {kind: processes_lost, from: 10.95, to: 19}\n"
     async with pipeline(scenario(tmp_path, pods, more=lost), tmp_path) as node:
@@ -165,7 +163,7 @@ async def test_samples_before_the_driver_loses_its_processes_do_not_divide_the_t
     assert set(sources(later).values()) == {"process_samples"}
 
 
-async def test_memory_of_processes_that_the_driver_hides_is_absent_and_not_zero(tmp_path: Path) -> None:
+async def test_memory_of_hidden_processes_is_absent_not_zero(tmp_path: Path) -> None:
     """In a PID namespace of its own with the host's /proc: the list is empty, samples have pids of the host."""
     pods = pod("a", 0, "0.6") + pod("b", 1, "0.2")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
@@ -181,7 +179,7 @@ async def test_memory_of_processes_that_the_driver_hides_is_absent_and_not_zero(
     assert sources(snapshot) == {("a", "main"): "process_samples", ("b", "main"): "process_samples"}
 
 
-async def test_small_parts_of_utilisation_have_fractions(tmp_path: Path) -> None:
+async def test_small_shares_of_utilisation_are_fractional(tmp_path: Path) -> None:
     pods = "".join(pod(f"p{number}", number, "0.0075") for number in range(4))
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
         seen = [await node.step(float(second)) for second in range(60)]
@@ -222,7 +220,7 @@ EVERY_MINUTE = AgentSettings(interval_seconds=60.0)
 TOLERATED_GAP_SECONDS = 180
 
 
-async def test_a_long_idle_time_is_reached_through_an_outage_of_four_samples(tmp_path: Path) -> None:
+async def test_long_idle_time_continues_through_an_outage_of_four_samples(tmp_path: Path) -> None:
     fault = "faults:\n  - {kind: driver_unloaded, from: 3600, for: 230}\n"
     async with pipeline(server(tmp_path, fault), tmp_path, agent=EVERY_MINUTE) as node:
         await sampled(node, 0, 3420, TOLERATED_GAP_SECONDS)
@@ -234,7 +232,7 @@ async def test_a_long_idle_time_is_reached_through_an_outage_of_four_samples(tmp
     assert LONG_SECONDS <= (idle_for(snapshot) or 0) <= LONG_SECONDS + 120
 
 
-async def test_a_long_idle_time_is_reached_through_a_restart_of_the_agent(tmp_path: Path) -> None:
+async def test_long_idle_time_continues_through_a_restart_of_the_agent(tmp_path: Path) -> None:
     agent = AgentSettings(interval_seconds=240.0, state_dir=tmp_path / "state")
     agent.state_dir.mkdir()
     async with pipeline(server(tmp_path), tmp_path, agent=agent) as node:
@@ -254,7 +252,7 @@ async def test_a_long_idle_time_is_reached_through_a_restart_of_the_agent(tmp_pa
         assert idle_for(await node.step(LONG_SECONDS + 120)) == 0
 
 
-async def test_a_poll_of_processes_without_a_baseline_restarts_no_idle_clock(tmp_path: Path) -> None:
+async def test_process_poll_without_a_baseline_does_not_restart_the_idle_clock(tmp_path: Path) -> None:
     pods = pod("busy", 0, "0.5") + pod("server", 1, "0")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
         before = await node.until(60.0, steps=61)
@@ -268,7 +266,7 @@ async def test_a_poll_of_processes_without_a_baseline_restarts_no_idle_clock(tmp
     assert column(snapshot, "gpu_pod_idle_for_seconds")["busy", "main"] == 0
 
 
-async def test_four_seconds_without_the_driver_restart_no_idle_clock(tmp_path: Path) -> None:
+async def test_four_seconds_without_driver_do_not_restart_the_idle_clock(tmp_path: Path) -> None:
     fault = "faults:\n  - {kind: driver_unloaded, from: 100, for: 4}\n"
     async with pipeline(server(tmp_path, fault), tmp_path) as node:
         await node.until(99.0, steps=100)

@@ -47,7 +47,7 @@ def owner(jobs: SlurmJobs, name: str) -> Owner | None:
 
 
 @pytest.mark.parametrize("form", [V1, V2, "0::/system.slice/node7_slurmstepd.scope/job_{job}/step_extern\n"])
-def test_whoever_runs_in_a_jobs_cgroup_holds_the_device(proc: Proc, form: str) -> None:
+def test_job_of_a_process_in_its_cgroup_holds_the_device(proc: Proc, form: str) -> None:
     proc.add(42, form.format(job=123), user=1001)
     jobs, seen = running(proc), reading(whole(0, 42), whole(1))
     assert jobs.latest is None
@@ -60,7 +60,7 @@ def test_whoever_runs_in_a_jobs_cgroup_holds_the_device(proc: Proc, form: str) -
     assert jobs.problem == ""
 
 
-def test_a_user_cannot_name_a_job_to_be_charged_for_what_he_runs_beside_slurm(proc: Proc) -> None:
+def test_user_cgroup_cannot_impersonate_a_job(proc: Proc) -> None:
     delegated = "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_123/step_0\n"
     proc.add(42, delegated, user=1000)
     proc.add(43, V1.format(job=7) + "0::/user.slice/user-1001.slice/session-3.scope\n", user=1001)
@@ -69,7 +69,7 @@ def test_a_user_cannot_name_a_job_to_be_charged_for_what_he_runs_beside_slurm(pr
     assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-7", 1.0)]}
 
 
-def test_several_jobs_on_one_device_have_it_evenly_and_that_is_an_estimate(proc: Proc) -> None:
+def test_several_jobs_on_one_device_share_it_evenly_as_an_estimate(proc: Proc) -> None:
     for pid, job in ((42, 1), (43, 2), (44, 2)):
         proc.add(pid, V2.format(job=job))
     jobs, seen = running(proc), reading(whole(0, 42, 43, 44))
@@ -78,7 +78,7 @@ def test_several_jobs_on_one_device_have_it_evenly_and_that_is_an_estimate(proc:
     assert all(holder.share_estimated for holder in joined(jobs.latest, seen).holders[gpu(0).uuid])
 
 
-def test_processes_outside_every_job_hold_nothing_until_slurmstepd_has_moved_them(proc: Proc) -> None:
+def test_processes_outside_jobs_hold_nothing_until_moved_by_slurmstepd(proc: Proc) -> None:
     proc.add(42, "0::/system.slice/slurmd.service\n")
     jobs, seen = running(proc), reading(whole(0, 42))
     jobs.observe(seen, 100.0)
@@ -89,7 +89,7 @@ def test_processes_outside_every_job_hold_nothing_until_slurmstepd_has_moved_the
     assert holders(jobs.latest, seen)[gpu(0).uuid] == [("slurm", "job-9", 1.0)]
 
 
-def test_a_reused_pid_is_another_process_and_a_vanished_one_stays_what_it_was(proc: Proc) -> None:
+def test_reused_pid_is_a_new_process_and_a_vanished_one_keeps_its_job(proc: Proc) -> None:
     proc.add(42, V2.format(job=1))
     jobs = running(proc)
     assert jobs.pod_uid(42) == "job-1"
@@ -100,12 +100,12 @@ def test_a_reused_pid_is_another_process_and_a_vanished_one_stays_what_it_was(pr
     assert jobs.pod_uid(4711) is None
 
 
-def test_a_process_with_brackets_and_blanks_in_its_name_is_read_right(proc: Proc) -> None:
+def test_process_name_with_brackets_and_spaces_is_parsed(proc: Proc) -> None:
     proc.add(42, V2.format(job=1), comm="a) R (b c")
     assert running(proc).pod_uid(42) == "job-1"
 
 
-def test_a_user_that_the_hosts_file_does_not_name_is_a_number(tmp_path: Path) -> None:
+def test_user_without_a_name_is_shown_as_uid(tmp_path: Path) -> None:
     proc = Proc(tmp_path / "proc")
     proc.add(42, V2.format(job=1), user=4000)
     proc.add(43, V2.format(job=2), status="Name: x\nUid:\n")
@@ -115,7 +115,7 @@ def test_a_user_that_the_hosts_file_does_not_name_is_a_number(tmp_path: Path) ->
     assert (owner(jobs, "job-2") or Owner(team="?")).team == ""
 
 
-def test_a_prologs_root_process_does_not_make_the_job_roots(proc: Proc) -> None:
+def test_root_process_does_not_make_root_the_owner_of_the_job(proc: Proc) -> None:
     proc.add(42, V2.format(job=1), user=0)
     jobs = running(proc)
     jobs.observe(reading(whole(0, 42)), 100.0)
@@ -125,14 +125,14 @@ def test_a_prologs_root_process_does_not_make_the_job_roots(proc: Proc) -> None:
     assert (owner(jobs, "job-1") or Owner()).team == "alice"
 
 
-def test_instances_have_their_own_holders(proc: Proc) -> None:
+def test_mig_instances_have_separate_holders(proc: Proc) -> None:
     proc.add(42, V2.format(job=1))
     jobs, seen = running(proc), reading(partitioned(0, gi1=(42,), gi2=()))
     jobs.observe(seen, 100.0)
     assert holders(jobs.latest, seen) == {instance_uuid(0, 1): [("slurm", "job-1", 1.0)]}
 
 
-def test_processes_that_cannot_be_seen_leave_the_last_answer_to_age(proc: Proc) -> None:
+def test_invisible_processes_keep_the_last_answer(proc: Proc) -> None:
     proc.add(42, V2.format(job=1))
     jobs = running(proc)
     jobs.observe(reading(whole(0, 42)), 100.0)
@@ -148,7 +148,7 @@ def test_processes_that_cannot_be_seen_leave_the_last_answer_to_age(proc: Proc) 
     assert (jobs.problem, holders(jobs.latest, reading(whole(0)))) == ("", {})
 
 
-def test_a_lost_gpu_keeps_its_holders_and_does_not_hide_the_others(proc: Proc) -> None:
+def test_lost_gpu_keeps_its_holders_and_does_not_affect_others(proc: Proc) -> None:
     proc.add(42, V2.format(job=1))
     proc.add(43, V2.format(job=2))
     jobs = running(proc)
@@ -162,7 +162,7 @@ def test_a_lost_gpu_keeps_its_holders_and_does_not_hide_the_others(proc: Proc) -
     }
 
 
-def test_a_lost_gpu_is_held_only_while_a_process_of_its_job_lives(proc: Proc) -> None:
+def test_lost_gpu_is_held_while_a_process_of_its_job_runs(proc: Proc) -> None:
     for pid in (42, 43):
         proc.add(pid, V2.format(job=1))
     jobs = running(proc)
@@ -180,7 +180,7 @@ SLUID = "0::/system.slice/{node}slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task
 
 
 @pytest.mark.parametrize("node", ["", "node7_"])
-def test_a_sluid_without_a_job_id_leaves_its_gpu_unknown_and_says_why(proc: Proc, node: str) -> None:
+def test_sluid_without_job_id_leaves_its_gpu_unknown_and_is_reported(proc: Proc, node: str) -> None:
     proc.add(42, SLUID.format(node=node))
     proc.add(43, V2.format(job=2))
     jobs, seen = running(proc), reading(whole(0, 42), whole(1, 43), whole(2))
@@ -201,12 +201,12 @@ def test_a_sluid_without_a_job_id_leaves_its_gpu_unknown_and_says_why(proc: Proc
     assert (jobs.problem, state(jobs.latest, seen, 0)) == ("", AllocationState.UNALLOCATED)
 
 
-def test_a_users_cgroup_with_the_form_of_a_sluid_is_nobodys(proc: Proc) -> None:
+def test_user_cgroup_in_sluid_form_belongs_to_no_job(proc: Proc) -> None:
     proc.add(42, "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/s5K1KKYAYG5D00/x\n")
     assert running(proc).pod_uid(42) == NO_POD
 
 
-def test_a_mapping_names_the_job_and_the_user_of_processes_with_a_sluid(proc: Proc, mapping: Path) -> None:
+def test_mapping_gives_job_and_user_of_sluid_processes(proc: Proc, mapping: Path) -> None:
     proc.add(42, SLUID.format(node=""), user=1001)
     (mapping / "0").write_text("123")
     jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0, 42))
@@ -225,7 +225,7 @@ def moved(index: int, *pids: int, to: int) -> GpuReading:
     return replace(whole(index, *pids), gpu=replace(gpu(index), index=to))
 
 
-def test_a_mapping_file_charges_one_gpu_after_indices_have_moved(proc: Proc, mapping: Path) -> None:
+def test_mapping_file_stays_with_one_gpu_after_indices_moved(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_text("500")
     (mapping / "1").write_text("501")
     jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
@@ -236,7 +236,7 @@ def test_a_mapping_file_charges_one_gpu_after_indices_have_moved(proc: Proc, map
     assert holders(jobs.latest, seen) == both
 
 
-def test_a_mapping_file_means_the_gpu_that_is_there_and_not_a_missing_one(proc: Proc, mapping: Path) -> None:
+def test_mapping_file_applies_to_the_present_gpu_not_a_missing_one(proc: Proc, mapping: Path) -> None:
     jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
     jobs.observe(reading(whole(0), whole(1)), 100.0)
     (mapping / "0").write_text("500")
@@ -245,7 +245,7 @@ def test_a_mapping_file_means_the_gpu_that_is_there_and_not_a_missing_one(proc: 
     assert holders(jobs.latest, seen) == {gpu(1).uuid: [("slurm", "job-500", 1.0)]}
 
 
-def test_an_answer_that_says_the_same_is_the_same_object_until_it_is_renewed(proc: Proc) -> None:
+def test_unchanged_answer_is_the_same_object_until_renewal(proc: Proc) -> None:
     jobs = running(proc)
     jobs.observe(reading(whole(0)), 100.0)
     first = jobs.latest
@@ -258,7 +258,7 @@ def test_an_answer_that_says_the_same_is_the_same_object_until_it_is_renewed(pro
     assert jobs.latest is not second
 
 
-def test_the_mapping_says_who_holds_also_while_nothing_runs(proc: Proc, mapping: Path) -> None:
+def test_mapping_gives_holders_without_running_processes(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_text("123\n")
     (mapping / "2.1").write_text("124_7\n")
     (mapping / ".0.swp").write_text("\0")
@@ -272,7 +272,7 @@ def test_the_mapping_says_who_holds_also_while_nothing_runs(proc: Proc, mapping:
     assert (jobs.problem, jobs.errors) == ("", {})
 
 
-def test_a_file_of_a_partitioned_gpu_means_all_its_instances_and_several_lines_share(proc: Proc, mapping: Path) -> None:
+def test_mapping_of_a_partitioned_gpu_covers_all_instances_and_lines_share_it(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_text("1\n2\n1\n\n")
     jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
     seen = reading(partitioned(0, gi1=(), gi2=()))
@@ -281,7 +281,7 @@ def test_a_file_of_a_partitioned_gpu_means_all_its_instances_and_several_lines_s
     assert holders(jobs.latest, seen) == {instance_uuid(0, 1): both, instance_uuid(0, 2): both}
 
 
-def test_the_mapping_is_read_again_only_after_some_seconds(proc: Proc, mapping: Path) -> None:
+def test_mapping_is_read_again_after_its_interval(proc: Proc, mapping: Path) -> None:
     jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0))
     jobs.observe(seen, 100.0)
     (mapping / "0").write_text("5")
@@ -294,7 +294,7 @@ def test_the_mapping_is_read_again_only_after_some_seconds(proc: Proc, mapping: 
     assert state(jobs.latest, seen, 0) is AllocationState.UNALLOCATED
 
 
-def test_the_owner_of_a_mapped_job_waits_for_its_first_process_but_not_for_ever(proc: Proc, mapping: Path) -> None:
+def test_owner_of_a_mapped_job_waits_for_its_first_process_for_a_bounded_time(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_text("1")
     (mapping / "1").write_text("2")
     jobs = SlurmJobs(mapping_dir=mapping, proc_root=proc.root)
@@ -308,7 +308,7 @@ def test_the_owner_of_a_mapped_job_waits_for_its_first_process_but_not_for_ever(
     assert owner(jobs, "job-3") is None
 
 
-def test_a_mapping_of_garbage_makes_no_holder_and_no_free_device(proc: Proc, mapping: Path) -> None:
+def test_invalid_mapping_gives_neither_a_holder_nor_a_free_device(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_bytes(b"\xff\xfe rm -rf\n")
     (mapping / "1").write_text("7")
     (mapping / "9").write_text("8")
@@ -324,7 +324,7 @@ def test_a_mapping_of_garbage_makes_no_holder_and_no_free_device(proc: Proc, map
     assert jobs.problem.startswith("mapping files of devices that are not here: 9;")
 
 
-def test_a_mapping_directory_that_is_gone_leaves_the_last_answer_to_age(proc: Proc, mapping: Path) -> None:
+def test_missing_mapping_directory_keeps_the_last_answer(proc: Proc, mapping: Path) -> None:
     jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0))
     (mapping / "0").write_text("1")
     jobs.observe(seen, 100.0)
@@ -340,7 +340,7 @@ def test_a_mapping_directory_that_is_gone_leaves_the_last_answer_to_age(proc: Pr
     assert (jobs.problem, holders(jobs.latest, seen)) == ("", {})
 
 
-def test_a_job_that_is_not_mapped_holds_nothing_however_busy_it_is(proc: Proc, mapping: Path) -> None:
+def test_unmapped_job_holds_nothing(proc: Proc, mapping: Path) -> None:
     (mapping / "0").write_text("1")
     proc.add(42, V2.format(job=666))
     jobs, seen = SlurmJobs(mapping_dir=mapping, proc_root=proc.root), reading(whole(0, 42))
@@ -366,19 +366,19 @@ def test_lines_of_a_mapping_file_are_job_ids(mapping: Path, text: bytes, ids: tu
 
 
 @pytest.mark.parametrize("text", [b"job 12\n", b"12\n\x00\n", b"x" * 70_000, b"1\n" * 300, b"\xff\n"])
-def test_anything_else_is_doubtful_and_named(mapping: Path, text: bytes) -> None:
+def test_invalid_mapping_file_is_doubtful_and_named(mapping: Path, text: bytes) -> None:
     (mapping / "2.1").write_bytes(text)
     found = tenants.read_mapping(mapping)
     assert found.jobs == {}
     assert str(mapping / "2.1") in found.doubtful[2, 1]
 
 
-def test_a_directory_in_place_of_a_file_is_doubtful(mapping: Path) -> None:
+def test_directory_in_place_of_a_mapping_file_is_doubtful(mapping: Path) -> None:
     (mapping / "0").mkdir()
     assert "directory" in tenants.read_mapping(mapping).doubtful[0, None].lower()
 
 
-def test_prolog_and_epilog_keep_the_directory_that_the_agent_reads(proc: Proc, mapping: Path) -> None:
+def test_prolog_and_epilog_maintain_the_mapping_directory(proc: Proc, mapping: Path) -> None:
     def script(name: str, job: int, gpus: str) -> None:
         env = {"PATH": "/usr/bin:/bin", "GPU_COST_EXPORTER_JOB_MAPPING_DIR": str(mapping)}
         env |= {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": gpus}

@@ -129,7 +129,7 @@ def both_tools() -> Tools:
     return tools
 
 
-def test_shortened_rules_are_valid_and_keep_no_long_window(tmp_path: Path) -> None:
+def test_shortened_rules_are_valid_and_have_no_long_window(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")
@@ -142,7 +142,7 @@ def test_shortened_rules_are_valid_and_keep_no_long_window(tmp_path: Path) -> No
     assert result.returncode == 0, result.stderr
 
 
-def test_a_rules_file_of_another_version_is_refused_with_everything_that_is_missing() -> None:
+def test_rules_file_of_another_version_is_refused_with_every_missing_part() -> None:
     with pytest.raises(ConfigError) as caught:
         stack.shorten("groups: []", "old.yaml")
     assert len(caught.value.problems) == len(stack.SUBSTITUTIONS)
@@ -161,7 +161,7 @@ ALERT = {
 }
 
 
-def test_an_alert_is_short_says_simulated_and_leads_to_its_runbook() -> None:
+def test_alert_is_short_and_marked_simulated_with_its_runbook_link() -> None:
     assert lines(ALERT, Screen(columns=60)).splitlines() == [
         "SIMULATED 10:00:00 UTC WARNING  GPUUnderutilised",
         "  Pod a/b leaves its GPU idle.",
@@ -189,7 +189,7 @@ def test_alerts_have_a_colour_by_severity_on_a_terminal_only(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("severity", "told"), [("none", "nobody"), ("info", "webhook"), ("critical", "webhook")])
-def test_nobody_is_shown_what_is_for_alertmanager_only(tmp_path: Path, severity: str, told: str) -> None:
+def test_internal_alerts_are_not_routed_to_the_webhook(tmp_path: Path, severity: str, told: str) -> None:
     amtool = shutil.which("amtool")
     if amtool is None:
         pytest.skip("needs amtool on the PATH: make install")
@@ -199,7 +199,7 @@ def test_nobody_is_shown_what_is_for_alertmanager_only(tmp_path: Path, severity:
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == told
 
 
-async def test_a_webhook_refuses_what_is_not_from_alertmanager() -> None:
+async def test_webhook_refuses_requests_that_are_not_from_alertmanager() -> None:
     webhook = Webhook(say=lambda _: None)
     await webhook.start()
     try:
@@ -213,7 +213,7 @@ async def test_a_webhook_refuses_what_is_not_from_alertmanager() -> None:
         await webhook.stop()
 
 
-async def test_without_prometheus_the_agent_is_shown_alone_and_the_page_is_named() -> None:
+async def test_agent_is_shown_alone_without_prometheus() -> None:
     options = stand_in()
     async with running(options, Tools(prometheus=None, alertmanager=None)) as state:
         greeting = await state.until(is_greeting, 20)
@@ -224,7 +224,7 @@ async def test_without_prometheus_the_agent_is_shown_alone_and_the_page_is_named
     assert state.task.result() == 0
 
 
-async def test_an_agent_that_cannot_start_ends_the_stack_with_its_words_and_its_code() -> None:
+async def test_failing_agent_ends_the_stack_with_its_message_and_code() -> None:
     options = replace(stand_in(), agent_command=(sys.executable, "-c", "raise SystemExit('no such scenario: dmeo')"))
     said: list[str] = []
     code = await run(options, say=said.append, stop=asyncio.Event(), tools=Tools(prometheus=None, alertmanager=None))
@@ -232,13 +232,13 @@ async def test_an_agent_that_cannot_start_ends_the_stack_with_its_words_and_its_
     assert "no such scenario: dmeo" in said[-1]
 
 
-async def test_a_missing_rules_file_is_told_before_anything_is_started(tmp_path: Path) -> None:
+async def test_missing_rules_file_is_reported_before_the_start(tmp_path: Path) -> None:
     options = replace(stand_in(), rules=tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
         await run(options, say=lambda _: None, stop=asyncio.Event(), tools=Tools(prometheus="p", alertmanager="a"))
 
 
-async def test_an_idle_workload_is_announced_once_through_prometheus_and_alertmanager() -> None:
+async def test_idle_workload_alerts_once_through_prometheus_and_alertmanager() -> None:
     async with running(stand_in(), both_tools()) as state, aiohttp.ClientSession() as session:
         greeting = await state.until(is_greeting)
         text = await state.until(lambda text: "GPUUnderutilised" in text)
@@ -260,7 +260,7 @@ async def known(session: aiohttp.ClientSession, alertmanager: str) -> dict[str, 
     return {one["labels"]["alertname"]: one["status"]["state"] for one in alerts if one["labels"]["severity"] != "none"}
 
 
-async def test_every_address_that_is_printed_has_something_to_show() -> None:
+async def test_every_printed_url_answers() -> None:
     async with running(stand_in(), both_tools()) as state, aiohttp.ClientSession() as session:
         greeting = await state.until(is_greeting)
         pages = re.findall(r"^  (Prometheus|its alerts|Alertmanager) +(http\S+)$", greeting, re.MULTILINE)
@@ -274,7 +274,7 @@ async def test_every_address_that_is_printed_has_something_to_show() -> None:
     assert max(map(len, greeting.splitlines())) <= 100
 
 
-async def test_a_part_that_dies_is_told_and_the_rest_goes_on() -> None:
+async def test_dead_process_is_reported_and_the_others_continue() -> None:
     options = stand_in()
     async with running(options, both_tools()) as state:
         await state.until(is_greeting)

@@ -176,7 +176,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return asyncio.run(show(tmp_path_factory.mktemp("cache")))
 
 
-def test_the_forgotten_notebook_of_the_demo_is_announced(demo: Demo) -> None:
+def test_idle_notebook_of_the_demo_alerts(demo: Demo) -> None:
     words = r"leaves its GPU idle, \d+\.\d\d USD an hour, .* used over the last 2h\."
     assert re.search(f"Notebook data-science/mkowalski of team recommender {words} http://127.0.0.1:", demo.notebook)
 
@@ -186,7 +186,7 @@ def test_every_address_of_the_greeting_answers(demo: Demo) -> None:
     assert set(demo.pages.values()) == {200}
 
 
-def test_the_demonstration_shows_the_money_of_a_fleets_past(demo: Demo) -> None:
+def test_demonstration_shows_the_cost_of_the_generated_history(demo: Demo) -> None:
     assert {line["cluster"] for line in demo.report["lines"]} >= set(past.CLUSTERS)
     assert demo.report["total"]["allocated_seconds"] >= 0.9 * past.NODES * 8 * (HISTORY_DAYS - 1) * 86_400
     assert demo.report["simulated"] is True
@@ -194,7 +194,7 @@ def test_the_demonstration_shows_the_money_of_a_fleets_past(demo: Demo) -> None:
     assert demo.spent > 0
 
 
-def test_the_past_is_made_once_with_its_progress_and_kept(demo: Demo) -> None:
+def test_history_is_generated_once_with_progress_and_kept(demo: Demo) -> None:
     assert [text for text in demo.said if re.search(r"\d+ % created, about \d+ s left", text)]
     assert "in preparation" not in demo.greeting_again
     assert demo.read_again > 0
@@ -206,17 +206,17 @@ def test_every_query_of_the_runbook_returns_data(demo: Demo) -> None:
     assert [query for query in empty if not any(part in query for part in NO_DATA)] == []
 
 
-def test_no_exception_is_made_for_a_query_that_is_not_there() -> None:
+def test_every_query_exception_matches_a_query() -> None:
     assert [part for part in NO_DATA if not any(part in query for _, query in QUERIES)] == []
 
 
-def test_the_demonstrations_budgets_are_a_budget_file(tmp_path: Path) -> None:
+def test_demonstration_budgets_are_a_valid_budget_file(tmp_path: Path) -> None:
     file = tmp_path / "budgets.yaml"
     file.write_text(stack.demo_budgets(past.demo_fleet(1_790_000_000.0, 1)), encoding="utf-8")
     assert [budget.name for budget in load_budgets(file)][-1] == "all-gpus"
 
 
-def test_a_promtool_that_fails_is_told_in_its_words(tmp_path: Path) -> None:
+def test_failing_promtool_is_reported_with_its_message(tmp_path: Path) -> None:
     promtool = tmp_path / "promtool"
     promtool.write_text("#!/bin/sh\necho no such command >&2; exit 1\n", encoding="utf-8")
     promtool.chmod(0o755)

@@ -39,7 +39,7 @@ def not_saved(file: StateFile, data: dict[str, Any] = STATE) -> StateError:
     return caught.value
 
 
-def test_what_was_saved_is_what_is_loaded_and_nothing_else_is_left_behind(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_and_no_other_file_is_left(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     assert file.load() is None
     file.save(STATE)
@@ -52,7 +52,7 @@ def test_what_was_saved_is_what_is_loaded_and_nothing_else_is_left_behind(tmp_pa
 
 @given(st.recursive(st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text(), st.lists, max_leaves=9))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_every_state_comes_back_to_the_last_bit(tmp_path: Path, value: object) -> None:
+def test_every_state_round_trips_exactly(tmp_path: Path, value: object) -> None:
     file = StateFile(tmp_path)
     file.save({"value": value})
     assert file.load() == {"value": value}
@@ -60,7 +60,7 @@ def test_every_state_comes_back_to_the_last_bit(tmp_path: Path, value: object) -
 
 @given(bit=st.integers(0, len(encode(STATE)) * 8 - 1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
-def test_a_flipped_bit_is_damage_wherever_it_is(tmp_path: Path, bit: int) -> None:
+def test_flipped_bit_is_detected_as_damage(tmp_path: Path, bit: int) -> None:
     file = StateFile(tmp_path)
     content = bytearray(encode(STATE))
     content[bit // 8] ^= 1 << bit % 8
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_damage_wherever_it_is(tmp_path: Path, bit: int) -> Non
 
 @given(length=st.integers(0, len(encode(STATE)) - 1), tail=st.binary(max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
-def test_a_file_cut_short_is_damage_whatever_follows(tmp_path: Path, length: int, tail: bytes) -> None:
+def test_truncated_file_is_detected_as_damage(tmp_path: Path, length: int, tail: bytes) -> None:
     content = encode(STATE)[:length] + tail
     if content == encode(STATE):
         return
@@ -80,7 +80,7 @@ def test_a_file_cut_short_is_damage_whatever_follows(tmp_path: Path, length: int
     assert refused(file).reason == "state_damaged"
 
 
-def test_a_damaged_file_is_kept_aside_and_saving_works_again(tmp_path: Path) -> None:
+def test_damaged_file_is_set_aside_and_saving_works_again(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     for number in range(1, 12):
         file.path.write_bytes(b"damage %d" % number)
@@ -107,9 +107,7 @@ def test_file_of_another_version_is_kept_but_not_read(
     assert (tmp_path / "ledger.json.damaged-1").read_bytes() == other
 
 
-def test_a_file_larger_than_the_limit_is_neither_read_nor_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_over_the_limit_is_neither_read_nor_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = StateFile(tmp_path)
     file.save(STATE)
     monkeypatch.setattr(state_file, "MAX_BYTES", 1000)
@@ -119,7 +117,7 @@ def test_a_file_larger_than_the_limit_is_neither_read_nor_written(
     assert refused(file).reason == "state_too_large"
 
 
-def test_what_cannot_be_opened_as_a_file_is_set_aside(tmp_path: Path) -> None:
+def test_unopenable_file_is_set_aside(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     file.path.mkdir()
     assert refused(file).reason == "state_unreadable"
@@ -127,21 +125,21 @@ def test_what_cannot_be_opened_as_a_file_is_set_aside(tmp_path: Path) -> None:
     assert file.load() == STATE
 
 
-def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+def test_non_finite_number_is_never_written(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     file.save(STATE)
     assert not_saved(file, {"total": float("nan")}).reason == "state_unwritable"
     assert file.load() == STATE
 
 
-def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_missing_directory_is_reported(tmp_path: Path) -> None:
     error = not_saved(StateFile(tmp_path / "gone"))
     assert error.reason == "state_unwritable"
     assert "--state-dir" in str(error)
 
 
 @needs_root
-def test_a_full_disk_costs_nothing_that_was_saved_and_works_again_with_space(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_saved_state_and_saving_works_again_with_space(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", "size=64k") as disk:
         file = StateFile(disk)
         file.save(STATE)
@@ -159,7 +157,7 @@ def test_a_full_disk_costs_nothing_that_was_saved_and_works_again_with_space(tmp
 
 
 @needs_root
-def test_on_a_read_only_disk_the_state_is_read_and_not_written(tmp_path: Path) -> None:
+def test_read_only_disk_allows_reading_but_not_writing_the_state(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", "size=64k") as disk:
         file = StateFile(disk)
         file.save(STATE)
@@ -169,7 +167,7 @@ def test_on_a_read_only_disk_the_state_is_read_and_not_written(tmp_path: Path) -
 
 
 @needs_root
-def test_damage_on_a_read_only_disk_is_not_replaced_before_it_is_set_aside(tmp_path: Path) -> None:
+def test_damaged_file_on_a_read_only_disk_is_set_aside_before_replacement(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", "size=64k") as disk:
         file = StateFile(disk)
         file.path.write_bytes(b"damage")
@@ -182,7 +180,7 @@ def test_damage_on_a_read_only_disk_is_not_replaced_before_it_is_set_aside(tmp_p
         assert file.load() == STATE
 
 
-def test_a_limit_on_file_size_is_a_full_disk(tmp_path: Path) -> None:
+def test_file_size_limit_is_reported_as_a_full_disk(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     file.save(STATE)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -47,7 +47,7 @@ def use(path: Path, *, write: bool) -> None:
         DayStore(path).closed_days()
 
 
-def test_a_closed_day_is_read_as_it_was_closed(tmp_path: Path) -> None:
+def test_closed_day_is_read_unchanged(tmp_path: Path) -> None:
     days = [chunk(D1), chunk(D2)]
     with closed(tmp_path / "store", *days) as store:
         ledger = asyncio.run(StoreLedger(store).ledger(WHOLE, ALL_OF_A_DAY))
@@ -60,7 +60,7 @@ def test_a_closed_day_is_read_as_it_was_closed(tmp_path: Path) -> None:
     assert (ledger.engine, ledger.simulated) == ("store of closed days", False)
 
 
-def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_path: Path) -> None:
+def test_cost_and_energy_of_a_line_without_seconds_are_stored(tmp_path: Path) -> None:
     """As of processes of no pod on a GPU that a pod holds: their energy is measured and paid, the time is the pod's."""
     held = LineKey(namespace="ml", kind="Job", workload="w", model="H100", mode="exclusive")
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
@@ -100,7 +100,7 @@ def test_money_and_joules_of_a_line_without_seconds_are_closed_with_the_day(tmp_
     ),
 )
 @settings(max_examples=60, deadline=None)
-def test_sums_by_any_dimensions_and_filters_are_those_of_the_lines(
+def test_sums_by_any_dimensions_and_filters_match_the_lines(
     tmp_path_factory: pytest.TempPathFactory,
     dimensions: frozenset[Dimension],
     wanted: dict[Dimension, frozenset[str]],
@@ -115,7 +115,7 @@ def test_sums_by_any_dimensions_and_filters_are_those_of_the_lines(
         assert found.capacity_seconds == day.capacity_seconds
 
 
-def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
+def test_labels_of_any_text_round_trip(tmp_path: Path) -> None:
     odd = ("'; DROP TABLE lines; --", 'a"b\n\\', "\u202eabc", "日本", "\x00", "=1+1", " ")
     lines = {
         LineKey(namespace=text, kind="Job", workload=text): Figures(seconds=ByState(unprofiled=1.0)) for text in odd
@@ -129,7 +129,7 @@ def test_labels_of_any_text_come_back_as_they_were(tmp_path: Path) -> None:
     assert list(one) == [LineKey(namespace=odd[0])]
 
 
-def test_text_that_is_no_unicode_is_refused_and_the_day_stays_open(tmp_path: Path) -> None:
+def test_invalid_unicode_is_refused_and_the_day_stays_open(tmp_path: Path) -> None:
     day = chunk(D1)
     bad = dataclasses.replace(day, lines={**day.lines, LineKey(namespace="\ud800"): Figures(seconds=ByState(idle=1.0))})
     with DayStore(tmp_path / "store").writing(0.0) as store:
@@ -138,7 +138,7 @@ def test_text_that_is_no_unicode_is_refused_and_the_day_stays_open(tmp_path: Pat
         assert (store.closed_days(), store.check()) == ((), ())
 
 
-def test_a_day_is_closed_once_and_only_a_reason_opens_it(tmp_path: Path) -> None:
+def test_closed_day_is_reopened_only_with_a_reason(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1)) as store:
         with pytest.raises(StoreError, match="2026-09-04 is closed: reopen it with a reason"):
             store.close_day(day_ledger(chunk(D1, seed=1)), now=NOW)
@@ -158,7 +158,7 @@ def test_a_day_is_closed_once_and_only_a_reason_opens_it(tmp_path: Path) -> None
         assert after == chunk(D1, seed=1).lines
 
 
-def test_every_version_of_a_day_stays_with_when_who_and_why(tmp_path: Path) -> None:
+def test_every_version_of_a_day_keeps_its_time_author_and_reason(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1)) as store:
         store.close_day(day_ledger(chunk(D1, seed=1), simulated=True), now=NOW + 60, by="bob", reason="wrong price")
         first, second = store.restatements(D1)
@@ -179,7 +179,7 @@ def summed_all(day: Chunk) -> dict[LineKey, Figures]:
     ("hours", "problem"),
     [(23, "23 of its 24 hours of cluster 'east' were recorded"), (0, "there is nothing to close")],
 )
-def test_a_day_with_gaps_is_not_closed_unasked(tmp_path: Path, hours: int, problem: str) -> None:
+def test_day_with_gaps_is_not_closed_by_default(tmp_path: Path, hours: int, problem: str) -> None:
     with DayStore(tmp_path / "store").writing(0.0) as store, pytest.raises(StoreError, match=problem):
         store.close_day(day_ledger(chunk(D1, hours=hours)), now=NOW, accept_gaps=not hours)
 
@@ -196,7 +196,7 @@ def test_accepted_gaps_stay_visible(tmp_path: Path) -> None:
     ), "as a report from Prometheus says"
 
 
-def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> None:
+def test_reopened_day_is_not_replaced_by_fewer_hours(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1)) as store:
         store.reopen(D1, reason="late data", by="ann", now=NOW)
         with pytest.raises(StoreError, match="23 hours of cluster 'east' are there now, the closed day has 24"):
@@ -204,7 +204,7 @@ def test_a_reopened_day_is_not_replaced_by_less_than_it_had(tmp_path: Path) -> N
         assert store.close_day(day_ledger(chunk(D1, hours=23)), now=NOW, accept_gaps=True, accept_less=True) == 2
 
 
-def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
+def test_incomplete_or_unfinished_day_is_refused(tmp_path: Path) -> None:
     day = day_ledger(chunk(D1))
     failure = Failure(window=day.window, what='workload:gpu_ledger:delta1h{quantity="cost"}', reason="no answer")
     half = Window(start_seconds=D1, end_seconds=D1 + 3600)
@@ -220,12 +220,12 @@ def test_what_is_no_whole_day_that_is_over_is_refused(tmp_path: Path) -> None:
         assert store.closed_days() == ()
 
 
-def test_a_clock_that_went_back_closes_nothing(tmp_path: Path) -> None:
+def test_clock_set_back_closes_nothing(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1)) as store, pytest.raises(StoreError, match="set the clock"):
         store.close_day(day_ledger(chunk(D2)), now=NOW - 7200)
 
 
-def test_a_second_writer_is_told_who_writes_and_readers_need_not_wait(tmp_path: Path) -> None:
+def test_second_writer_is_refused_with_the_process_and_readers_do_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with closed(path, chunk(D1)):
         with pytest.raises(StoreError, match=f"is being written by process {os.getpid()} on .* since 2026-09-07T05"):
@@ -235,7 +235,7 @@ def test_a_second_writer_is_told_who_writes_and_readers_need_not_wait(tmp_path: 
     use(path, write=True)
 
 
-def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path) -> None:
+def test_concurrent_readers_see_whole_days_during_writes(tmp_path: Path) -> None:
     path = tmp_path / "store"
     versions = {tuple(sorted(chunk(D1, seed=seed).lines)): chunk(D1, seed=seed) for seed in range(8)}
     problems: list[str] = []
@@ -260,7 +260,7 @@ def test_readers_in_threads_see_whole_days_while_days_are_closed(tmp_path: Path)
     assert problems == []
 
 
-def test_days_beyond_what_is_kept_are_deleted(tmp_path: Path) -> None:
+def test_days_older_than_the_retention_are_deleted(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1), chunk(D2), chunk(D3)) as store:
         store.close_day(day_ledger(chunk(D1, seed=5)), now=NOW, reason="again")
         store.forget(D3)
@@ -273,7 +273,7 @@ def test_days_beyond_what_is_kept_are_deleted(tmp_path: Path) -> None:
         assert len(store.closed_days()) == 2
 
 
-def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_file_that_is_no_store_is_refused_and_unchanged(tmp_path: Path) -> None:
     notes, other, nameless = tmp_path / "notes.txt", tmp_path / "other.db", tmp_path / "nameless.db"
     notes.write_text("my notes\n" * 100)
     for path, number in ((other, 42), (nameless, 0)):
@@ -292,7 +292,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
             use(tmp_path, write=write)
 
 
-def test_a_store_that_is_not_there_is_told_with_how_to_make_it(tmp_path: Path) -> None:
+def test_missing_store_reports_how_to_create_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no .*/store; make it with: gpu-cost-exporter store backfill"):
         use(tmp_path / "store", write=False)
     with pytest.raises(StoreError, match="see that the directory is there"):
@@ -312,7 +312,7 @@ def test_a_damaged_store_is_set_aside_and_a_new_one_can_be_started(tmp_path: Pat
         assert store.closed_days() == ()
 
 
-def test_check_finds_a_line_that_is_missing(tmp_path: Path) -> None:
+def test_check_reports_a_missing_line(tmp_path: Path) -> None:
     path = tmp_path / "store"
     close_days(path, chunk(D1))
     with sqlite3.connect(path) as connection:
@@ -322,7 +322,7 @@ def test_check_finds_a_line_that_is_missing(tmp_path: Path) -> None:
     assert problem.startswith("2026-09-04, version 1: ")
 
 
-def test_a_newer_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_newer_store_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store"
     close_days(path, chunk(D1))
     with sqlite3.connect(path) as connection:
@@ -353,7 +353,7 @@ def test_a_store_without_labels_is_refused_to_readers_and_upgraded_by_writers(
     changed.close()
 
 
-def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(
+def test_older_store_is_upgraded_to_the_newest_version_or_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store"
@@ -371,7 +371,7 @@ def test_an_older_store_is_brought_to_the_newest_version_or_stays_what_it_was(
         assert connection.execute("PRAGMA user_version").fetchone() == (len(steps) + 1,)
 
 
-def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: Path) -> None:
+def test_first_version_store_is_still_readable(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript((FIXTURES / "store-1.sql").read_text())
@@ -395,7 +395,7 @@ def test_a_store_of_the_first_version_is_read_by_every_later_program(tmp_path: P
         assert store.check() == ()
 
 
-def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_prometheus(tmp_path: Path) -> None:
+def test_combined_ledger_reads_closed_days_from_the_store_others_from_prometheus(tmp_path: Path) -> None:
     changed = Known({D1: chunk(D1, seed=9), D2: chunk(D2), D3: chunk(D3)})
     with closed(tmp_path / "store", chunk(D1), chunk(D3)) as store:
         combined = StoreLedger(store, changed)
@@ -413,7 +413,7 @@ def test_the_combined_ledger_takes_closed_days_from_the_store_and_the_rest_from_
     assert (ledger.window, ledger.failures) == (window, ())
 
 
-def test_where_prometheus_is_down_closed_days_are_there_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_closed_days_are_read_and_others_reported_while_prometheus_is_down(tmp_path: Path) -> None:
     down = Known({}, down=True)
     with closed(tmp_path / "store", chunk(D1)) as store:
         combined = StoreLedger(store, down)
@@ -426,7 +426,7 @@ def test_where_prometheus_is_down_closed_days_are_there_and_the_rest_is_told(tmp
     ]
 
 
-def test_the_store_alone_tells_which_days_it_has_not(tmp_path: Path) -> None:
+def test_store_alone_reports_its_missing_days(tmp_path: Path) -> None:
     with closed(tmp_path / "store", chunk(D1)) as store:
         window = Window(start_seconds=D1, end_seconds=D2 + 3600)
         ledger = asyncio.run(StoreLedger(store).ledger(window, frozenset()))
@@ -434,7 +434,7 @@ def test_the_store_alone_tells_which_days_it_has_not(tmp_path: Path) -> None:
     assert len(ledger.chunks) == 1
 
 
-def test_reading_needs_no_write_access_of_its_own_process(tmp_path: Path) -> None:
+def test_reading_works_while_another_process_writes(tmp_path: Path) -> None:
     path = tmp_path / "store"
     close_days(path, chunk(D1))
     code = (

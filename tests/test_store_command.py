@@ -34,9 +34,7 @@ def run(*words: str) -> int:
         return int(str(error.code))
 
 
-def test_closed_days_are_listed_with_what_is_missing_between_them(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_shows_closed_days_and_the_missing_ones_between(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "--store", str(store)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2026-09-04  version 1",
@@ -55,7 +53,7 @@ def test_a_day_is_reopened_while_another_process_closes_days(store: Path, capsys
     assert capsys.readouterr().out.splitlines()[0] == "2026-09-04  version 1, reopened: late ?[31mprices"
 
 
-def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_shows_time_author_and_reason(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with DayStore(store).writing(0.0) as opened:
         opened.close_day(day_ledger(chunk(D1, seed=1)), now=NOW + 60, by="bob", reason="wrong price")
     assert run("history", "2026-09-04", "--store", str(store)) == 0
@@ -68,7 +66,7 @@ def test_the_history_of_a_day_tells_when_by_whom_and_why(store: Path, capsys: py
     assert "2026-09-05 is not closed" in capsys.readouterr().err
 
 
-def test_old_days_are_deleted_only_when_told_twice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_deletes_old_days_only_with_yes(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prune", "--store", str(store), "--keep", "1d") == 0
     assert "2 days older, 2026-09-04 to 2026-09-06: would be deleted; add --yes" in capsys.readouterr().out
     assert len(DayStore(store).closed_days()) == 2
@@ -82,7 +80,7 @@ def test_old_days_are_deleted_only_when_told_twice(store: Path, capsys: pytest.C
     assert after < before
 
 
-def test_check_says_what_is_wrong_and_moves_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_damage_without_moving_the_file(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "--store", str(store)) == 0
     assert capsys.readouterr().out == f"{store}: ok\n"
     content = bytearray(store.read_bytes())
@@ -104,7 +102,7 @@ def test_check_says_what_is_wrong_and_moves_nothing(store: Path, capsys: pytest.
         (("backfill", "--store", "x"), "prometheus: not given"),
     ],
 )
-def test_a_wrong_word_is_told_with_what_is_allowed(
+def test_invalid_argument_is_reported_with_the_allowed_values(
     words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*words) == 2
@@ -112,14 +110,14 @@ def test_a_wrong_word_is_told_with_what_is_allowed(
     assert not Path("x").exists()
 
 
-def test_a_store_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_store_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("list", "check", "vacuum"):
         assert run(name, "--store", str(tmp_path / "none")) == 1
         assert "make it with: gpu-cost-exporter store backfill" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prometheus_that_is_down_is_told_and_the_store_stays_as_it_was(
+def test_unreachable_prometheus_is_reported_and_the_store_is_unchanged(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = ("--prometheus", "http://127.0.0.1:1", "--prometheus-retries", "0")
@@ -130,7 +128,7 @@ def test_a_prometheus_that_is_down_is_told_and_the_store_stays_as_it_was(
     assert [day.window.start_seconds for day in DayStore(store).closed_days()] == [D1, D3]
 
 
-def test_a_prometheus_that_never_had_a_ledger_is_told_and_not_taken_for_one_whose_days_are_all_closed(
+def test_prometheus_without_a_ledger_is_reported_with_a_hint(
     small_fleet: FleetPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "days.sqlite"
@@ -142,7 +140,7 @@ def test_a_prometheus_that_never_had_a_ledger_is_told_and_not_taken_for_one_whos
     assert shown.out == ""
 
 
-def test_days_are_closed_from_a_real_prometheus_and_say_what_it_says(
+def test_days_closed_from_a_real_prometheus_match_its_report(
     fleet_prometheus: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "days.sqlite"

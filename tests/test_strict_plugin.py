@@ -12,14 +12,14 @@ SUITE = """
 import pytest
 
 @pytest.mark.gpu
-def test_of_a_real_gpu():
+def test_real_gpu_is_skipped():
     pytest.skip("no GPU here")
 
 @pytest.mark.xfail(reason="known", strict=True)
-def test_that_is_known_to_fail():
+def test_known_failure_fails():
     raise AssertionError
 
-def test_without_its_tool():
+def test_missing_tool_is_skipped():
     pytest.skip("no tool here")
 """
 
@@ -40,10 +40,10 @@ def tested(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Tested
 
 
 @pytest.mark.parametrize(("strict", "failed"), [("1", 1), ("", 0), ("0", 0)])
-def test_strict_fails_what_is_skipped_but_for_real_gpus(
+def test_strict_mode_fails_skipped_tests_except_real_gpu_ones(
     pytester: pytest.Pytester, tested: Tested, strict: str, failed: int
 ) -> None:
-    pytester.makepyfile(test_some=SUITE, test_module="def test_of_another_module():\n    pass\n")
+    pytester.makepyfile(test_some=SUITE, test_module="def test_other_module_passes():\n    pass\n")
     result = tested(strict)
     assert result.ret == failed
     assert ("skipped under STRICT=1: Skipped: no tool here" in result.stdout.str()) is bool(failed)
@@ -55,7 +55,7 @@ def test_strict_fails_a_module_that_skips_itself(pytester: pytest.Pytester, test
     assert tested("").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_the_last_lines_of_a_run_name_what_failed(pytester: pytest.Pytester, tested: Tested) -> None:
+def test_last_lines_of_a_run_list_the_failed_tests(pytester: pytest.Pytester, tested: Tested) -> None:
     pytester.makepyfile(test_some="def test_some():\n    assert list(range(999)) == [], 'many'\n")
     last = [line for line in tested("").outlines if line][-1]
     assert last == "failed: test_some.py::test_some: AssertionError: many"

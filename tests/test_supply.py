@@ -70,7 +70,7 @@ def in_commit(folder: str) -> set[str]:
     return set(listed.stdout.splitlines())
 
 
-def test_two_builds_of_a_commit_in_other_places_zones_languages_and_umasks_are_equal(dist: Path) -> None:
+def test_builds_of_a_commit_are_reproducible_in_any_environment(dist: Path) -> None:
     # It would have raised; and the sums are of these files.
     sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()}
@@ -84,7 +84,7 @@ def test_two_builds_of_a_commit_in_other_places_zones_languages_and_umasks_are_e
 
 
 @pytest.mark.parametrize("other", [{"a.whl": b"2"}, {}, {"a.whl": b"1", "b.whl": b"1"}])
-def test_a_build_that_differs_is_not_released(tmp_path: Path, other: dict[str, bytes]) -> None:
+def test_differing_build_is_not_released(tmp_path: Path, other: dict[str, bytes]) -> None:
     builds = []
     for number, files in enumerate(({"a.whl": b"1"}, other)):
         folder = tmp_path / str(number)
@@ -97,7 +97,7 @@ def test_a_build_that_differs_is_not_released(tmp_path: Path, other: dict[str, b
     release.compare(builds[0], builds[0])
 
 
-def test_the_wheel_is_the_program_with_its_data_and_nothing_else(dist: Path) -> None:
+def test_wheel_contains_exactly_the_program_and_its_data(dist: Path) -> None:
     (path,) = dist.glob("*.whl")
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
@@ -111,7 +111,7 @@ def test_the_wheel_is_the_program_with_its_data_and_nothing_else(dist: Path) -> 
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
 
 
-def test_the_sdist_has_what_the_wheel_is_made_of_the_rules_and_the_dashboards(dist: Path) -> None:
+def test_sdist_contains_the_wheel_sources_rules_and_dashboards(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         members = archive.getmembers()
@@ -124,7 +124,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_the_rules_and_the_dashboards(di
     assert {member.mode for member in members} == {0o644}
 
 
-def test_the_version_is_written_once_and_everything_follows_it() -> None:
+def test_version_is_defined_once_and_used_everywhere() -> None:
     paths = [path for path in sorted(in_commit(".")) if is_text(path) and (ROOT / path).is_file()]
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
     assert [path for path, text in texts.items() if re.search(r"^__version__\s*=", text, re.MULTILINE)] == [
@@ -151,7 +151,7 @@ def is_text(path: str) -> bool:
 # The bill of materials.
 
 
-def test_the_bill_is_valid_and_lists_each_pinned_package_with_version_licence_and_hashes(dist: Path) -> None:
+def test_sbom_is_valid_and_lists_pinned_packages_with_licences_and_hashes(dist: Path) -> None:
     text = (dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8")
     assert bill_problem(text) is None
     bill = json.loads(text)
@@ -181,7 +181,7 @@ def reached(start: str, edges: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def test_the_bill_is_the_same_each_time_and_dated_only_by_the_commit() -> None:
+def test_sbom_is_deterministic_and_dated_by_the_commit() -> None:
     words = ("--pins", str(ROOT / "requirements" / "runtime.txt"))
     first, second = (script("sbom", *words, SOURCE_DATE_EPOCH=EPOCH, PYTHONHASHSEED=seed).stdout for seed in "12")
     assert first == second
@@ -191,7 +191,7 @@ def test_the_bill_is_the_same_each_time_and_dated_only_by_the_commit() -> None:
     assert other["serialNumber"] != json.loads(first)["serialNumber"]
 
 
-def test_cyclonedx_own_tool_finds_the_same_packages_and_licences(dist: Path) -> None:
+def test_cyclonedx_tool_reports_the_same_packages_and_licences(dist: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -228,14 +228,14 @@ def licences(component: dict[str, Any]) -> list[str]:
     return [str(said["license"].get("id") or said["license"]["name"])]
 
 
-def test_every_licence_goes_with_ours(dist: Path) -> None:
+def test_every_licence_is_allowed(dist: Path) -> None:
     bill = json.loads((dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8"))
     found = {one["name"]: set(licences(one)) for one in bill["components"]}
     assert {name: names - ALLOWED_LICENCES for name, names in found.items() if names - ALLOWED_LICENCES} == {}
     assert set.union(*found.values()) == ALLOWED_LICENCES, "a licence that nothing has any more goes from the list"
 
 
-def test_a_bill_of_something_else_than_what_is_pinned_is_not_written(tmp_path: Path) -> None:
+def test_sbom_of_unpinned_packages_is_not_written(tmp_path: Path) -> None:
     text = (ROOT / "requirements" / "runtime.txt").read_text(encoding="utf-8")
     lists = tmp_path / "runtime.txt"
     lists.write_text(re.sub(r"^aiohttp==\S+", "aiohttp==3.0.0", text, flags=re.MULTILINE), encoding="utf-8")
@@ -264,7 +264,7 @@ Version: 1
 """
 
 
-def test_of_a_debian_base_every_installed_package_is_listed_too(tmp_path: Path) -> None:
+def test_sbom_of_a_debian_base_lists_every_installed_package(tmp_path: Path) -> None:
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     (tmp_path / "etc").mkdir()
     (tmp_path / "var/lib/dpkg/status").write_text(STATUS, encoding="utf-8")
@@ -282,7 +282,7 @@ def test_of_a_debian_base_every_installed_package_is_listed_too(tmp_path: Path) 
 # Pins.
 
 
-def test_what_is_installed_is_what_is_pinned() -> None:
+def test_installed_packages_match_the_pins() -> None:
     done = script("pins")
     assert (done.stdout, done.returncode) == ("", 0)
 
@@ -303,14 +303,14 @@ HASH = "--hash=sha256:" + "0" * 64
         (f"aiohttp==3.1 {HASH}\naiohttp==3.1 {HASH}", "aiohttp appears twice"),
     ],
 )
-def test_a_line_that_pins_nothing_is_told(tmp_path: Path, line: str, said: str) -> None:
+def test_unpinned_line_is_reported(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "runtime.txt"
     path.write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(pins.PinError, match=re.escape(said)):
         pins.read(path)
 
 
-def test_pins_that_differ_are_old_forked_missing_or_of_nobody_are_told(tmp_path: Path) -> None:
+def test_inconsistent_missing_and_leftover_pins_are_reported(tmp_path: Path) -> None:
     lists = {
         "build": f"hatchling==1.0 {HASH}",
         "runtime": f"pynvml==12.0 {HASH}",
@@ -371,7 +371,7 @@ def osv(known: Known, status: int = 200) -> Iterator[str]:
         yield f"http://{address}/v1/query"
 
 
-def test_the_audit_asks_about_every_pinned_package_and_is_silent_when_nothing_is_known(
+def test_audit_queries_every_pinned_package_and_reports_no_findings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with osv(KNOWN) as url:
@@ -382,7 +382,7 @@ def test_the_audit_asks_about_every_pinned_package_and_is_silent_when_nothing_is
     assert capsys.readouterr().out == f"audit: {url} checked {len(names)} packages, findings: 0\n"
 
 
-def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_fails_on_a_finding_and_shows_the_fixed_version(capsys: pytest.CaptureFixture[str]) -> None:
     version = pins.read(ROOT / "requirements" / "runtime.txt")["aiohttp"].version
     found = {("aiohttp", version): ("GHSA-0000-0000-0000", ("CVE-2026-0001",), "99.0")}
     with osv(KNOWN | found) as url:
@@ -391,7 +391,7 @@ def test_the_audit_fails_on_a_finding_and_says_what_to_take(capsys: pytest.Captu
     assert f"\naudit: aiohttp {version}: CVE-2026-0001, GHSA-0000-0000-0000; fixed in 99.0: make requirements " in said
 
 
-def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leave_the_list() -> None:
+def test_accepted_finding_passes_and_an_obsolete_acceptance_fails() -> None:
     finding = audit.Finding(name="a", version="1", ids=("GHSA-1", "CVE-1"), fixed_in=())
     answer = audit.Answer(findings=(finding,), unknown=(), asked=1)
     assert [*audit.judged(answer, {"CVE-1": "its code is not reached"})] == []
@@ -412,7 +412,7 @@ def test_a_finding_that_is_accepted_does_not_fail_and_one_that_is_gone_must_leav
         (503, KNOWN, "503"),
     ],
 )
-def test_a_service_that_knows_nothing_or_fails_is_not_taken_for_a_clean_bill(
+def test_audit_with_an_empty_or_failing_service_is_reported_as_not_done(
     capsys: pytest.CaptureFixture[str], status: int, known: Known, reason: str
 ) -> None:
     lists = str(ROOT / "requirements" / "build.txt")
@@ -424,7 +424,7 @@ def test_a_service_that_knows_nothing_or_fails_is_not_taken_for_a_clean_bill(
         assert said.endswith("; run `make audit` with access to one of them\n")
 
 
-def test_where_nobody_answers_check_goes_on_and_audit_fails(
+def test_check_continues_without_an_audit_service_and_required_audit_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with osv({}) as url:
@@ -447,7 +447,7 @@ def test_where_nobody_answers_check_goes_on_and_audit_fails(
         ("mirror.example.org/python@sha256:" + "0123456789abcdef" * 4, True),
     ],
 )
-def test_image_of_a_release_needs_the_digest_of_its_base(base: str, is_built: bool) -> None:  # noqa: FBT001 - a case
+def test_release_image_requires_the_digest_of_its_base(base: str, is_built: bool) -> None:  # noqa: FBT001 - a case
     command = ["make", "-C", str(ROOT), "image", "RELEASE=1", "BUILDER=echo", f"BASE_IMAGE={base}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == is_built, done
@@ -468,7 +468,7 @@ def test_the_release_pins_every_action_and_names_no_registry() -> None:
     assert set(re.findall(r"run: make ([a-z]+)", text)) == {"dist", "archive"} <= targets
 
 
-def test_the_published_chart_has_the_registry_of_its_images_as_default(tmp_path: Path) -> None:
+def test_published_chart_has_the_image_registry_as_default(tmp_path: Path) -> None:
     steps = read_yaml(RELEASE.read_text(encoding="utf-8"))["jobs"]["publish"]["steps"]
     (run,) = (step["run"] for step in steps if step.get("name", "").startswith("Chart"))
     shutil.copytree(ROOT / "deploy" / "helm", tmp_path / "deploy" / "helm")
@@ -481,7 +481,7 @@ def test_the_published_chart_has_the_registry_of_its_images_as_default(tmp_path:
 
 
 @pytest.mark.parametrize(("libraries", "code"), [(("3.0", f"3.{sys.version_info.minor}"), 0), (("3.0",), 1)])
-def test_the_archives_program_takes_a_python_that_it_has_libraries_for(
+def test_archive_program_selects_a_python_with_its_libraries(
     tmp_path: Path, libraries: tuple[str, ...], code: int
 ) -> None:
     (tmp_path / "bin").mkdir()

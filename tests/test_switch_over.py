@@ -205,7 +205,7 @@ def answer(prometheus: Scraper, query: str, job: str, by: list[str]) -> dict[tup
 
 
 @pytest.mark.parametrize("asked", QUERIES, ids=[f"{one['who']}: {one['query']}" for one in QUERIES])
-def test_every_query_that_was_answered_is_answered(prometheus: Scraper, asked: dict[str, Any]) -> None:
+def test_every_query_answered_before_is_answered_after(prometheus: Scraper, asked: dict[str, Any]) -> None:
     before = answer(prometheus, asked["query"], OLD, asked["by"])
     after = answer(prometheus, asked.get("now", asked["query"]), NEW, asked["by"])
     assert before, "a query that nobody could ask before proves nothing"
@@ -215,14 +215,14 @@ def test_every_query_that_was_answered_is_answered(prometheus: Scraper, asked: d
             assert after[key] == pytest.approx(value, abs=asked["within"]), key
 
 
-def test_a_query_that_has_to_be_written_anew_is_one_that_the_guide_names() -> None:
+def test_every_query_to_rewrite_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     for asked in QUERIES:
         assert ("now" in asked) is ("where" in asked)
         assert asked.get("where", "") in guide
 
 
-def test_every_metric_of_the_old_collectors_file_is_on_the_new_page(agent: AgentProcess) -> None:
+def test_every_metric_of_the_old_collectors_file_is_exported(agent: AgentProcess) -> None:
     page = agent.series()
     shown = {name.partition("{")[0] for name in page}
     for field, kind, _ in collectors():
@@ -232,7 +232,7 @@ def test_every_metric_of_the_old_collectors_file_is_on_the_new_page(agent: Agent
             assert field in shown
 
 
-def test_opencost_finds_the_agent_and_what_it_reads(agent: AgentProcess) -> None:
+def test_opencost_finds_the_agent_and_its_metrics(agent: AgentProcess) -> None:
     template = of_kind(documents(NEW_VALUES), "DaemonSet")["spec"]["template"]
     seen = ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")
     assert any("dcgm-exporter" in template["metadata"]["labels"].get(label, "") for label in seen)
@@ -249,7 +249,7 @@ def test_opencost_finds_the_agent_and_what_it_reads(agent: AgentProcess) -> None
         assert all(labels.get(label) for labels in found for label in (*wanted, "pod_uid"))
 
 
-def test_what_the_old_install_says_of_its_pods_the_new_one_says_too() -> None:
+def test_new_install_keeps_the_pod_settings_of_the_old_one() -> None:
     spec = of_kind(documents(NEW_VALUES), "DaemonSet")["spec"]
     template, pod = spec["template"], spec["template"]["spec"]
     (container,) = pod["containers"]
@@ -267,7 +267,7 @@ def test_what_the_old_install_says_of_its_pods_the_new_one_says_too() -> None:
     assert container["image"].startswith("registry.example/mirror/")
 
 
-def test_the_service_and_the_monitor_are_as_they_were() -> None:
+def test_service_and_service_monitor_are_unchanged() -> None:
     found = documents(NEW_VALUES)
     service, monitor = of_kind(found, "Service"), of_kind(found, "ServiceMonitor")
     old = OLD_VALUES["service"]
@@ -282,7 +282,7 @@ def test_the_service_and_the_monitor_are_as_they_were() -> None:
     assert before["relabelings"][0] in endpoint["relabelings"]
 
 
-def test_nothing_that_was_set_is_dropped_without_a_word(agent: AgentProcess) -> None:
+def test_no_previous_setting_is_dropped_silently(agent: AgentProcess) -> None:
     warnings = [line for line in agent.lines if '"warning"' in line.lower() or "WARNING" in line]
     assert [line for line in warnings if "simulat" not in line] == []
 
@@ -318,12 +318,12 @@ def is_of(path: str, names: set[str]) -> bool:
     )
 
 
-def test_every_value_of_the_old_install_has_its_row_in_the_guide() -> None:
+def test_every_value_of_the_old_install_is_in_the_guide() -> None:
     old = set().union(*(theirs for theirs, _ in table()))
     assert [path for path in leaves(OLD_VALUES) if not is_of(path, old)] == []
 
 
-def test_every_value_of_the_new_install_is_one_that_the_guide_names_for_what_was_set() -> None:
+def test_every_value_of_the_new_install_is_named_in_the_guide() -> None:
     set_there = list(leaves(OLD_VALUES))
     named = set().union(*(ours for theirs, ours in table() if any(is_of(path, theirs) for path in set_there)))
     new = read_yaml(NEW_VALUES.read_text(encoding="utf-8"))

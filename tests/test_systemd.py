@@ -32,18 +32,18 @@ def checked(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
-def test_systemd_takes_the_unit_without_a_word(tmp_path: Path) -> None:
+def test_systemd_verify_accepts_the_unit_without_warnings(tmp_path: Path) -> None:
     done = checked(tmp_path, "verify", "--man=no")
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_systemd_calls_the_unit_well_confined(tmp_path: Path) -> None:
+def test_systemd_security_exposure_is_below_the_limit(tmp_path: Path) -> None:
     threshold = str(int(float(MOST_EXPOSED) * 10))
     done = checked(tmp_path, "security", "--offline=true", f"--threshold={threshold}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_setting_of_the_example_is_an_option_and_valid(tmp_path: Path) -> None:
+def test_every_setting_of_the_example_is_a_valid_option(tmp_path: Path) -> None:
     text = SETTINGS.read_text(encoding="utf-8")
     environ = dict(re.findall(r"^#?(GPU_COST_EXPORTER_\w+)=(.*)$", text, re.MULTILINE))
     assert {"GPU_COST_EXPORTER_WORKLOAD_MANAGER", "GPU_COST_EXPORTER_JOB_MAPPING_DIR"} <= set(environ)
@@ -54,7 +54,7 @@ def test_every_setting_of_the_example_is_an_option_and_valid(tmp_path: Path) -> 
     assert not config.warnings
 
 
-def test_settings_and_state_are_where_the_unit_and_its_comments_have_them() -> None:
+def test_settings_file_and_state_directory_match_the_unit() -> None:
     text = UNIT.read_text(encoding="utf-8")
     (file,) = values("EnvironmentFile")
     assert f"deploy/systemd/{SETTINGS.name} {file.lstrip('-')}" in text
@@ -63,13 +63,13 @@ def test_settings_and_state_are_where_the_unit_and_its_comments_have_them() -> N
     assert values("RestartPreventExitStatus") == ["2"]
 
 
-def test_the_units_folder_is_the_one_of_the_lock_and_stays_when_the_unit_stops() -> None:
+def test_unit_runtime_directory_is_the_lock_directory_and_is_preserved() -> None:
     (folder,) = values("RuntimeDirectory")
     assert load_agent({}, {}).running.lock_dir == Path("/run") / folder
     assert values("RuntimeDirectoryPreserve") == ["yes"]
 
 
-def test_the_agent_measures_with_no_other_rights_than_the_units(tmp_path: Path) -> None:
+def test_agent_measures_with_the_rights_of_the_unit(tmp_path: Path) -> None:
     if shutil.which("setpriv") is None or stub.compiler() is None:
         pytest.skip("needs setpriv and a C compiler: make install")
     (kept,) = values("CapabilityBoundingSet")

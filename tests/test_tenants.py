@@ -18,7 +18,7 @@ def held_by(facts: PodFacts | None) -> DeviceView:
     return dataclasses.replace(view, pods=(dataclasses.replace(view.pods[0], facts=facts),))
 
 
-def test_a_pod_has_its_owner_in_the_words_of_the_ledger() -> None:
+def test_pod_info_has_the_owner_labels_of_the_ledger() -> None:
     view = snapshot(exclusive())
     ((info, _),) = rows(view, "gpu_pod_info")
     of_ledger, *_ = (pairs for pairs, _ in rows(view, "gpu_ledger_seconds_total"))
@@ -28,7 +28,7 @@ def test_a_pod_has_its_owner_in_the_words_of_the_ledger() -> None:
     assert (info["label_app"], info["annotation_cost_code"]) == ("resnet", "4711")
 
 
-def test_without_metadata_the_namespace_is_all_and_what_is_not_known_is_absent() -> None:
+def test_pod_info_without_metadata_has_the_namespace_only() -> None:
     ((info, _),) = rows(snapshot(held_by(None)), "gpu_pod_info")
     assert {name: info[name] for name in OWN & info.keys()} == {"workload_namespace": "vision"}
     bare = PodFacts(owner=Owner(namespace="vision", kind="Pod", name="resnet-0"))
@@ -36,7 +36,7 @@ def test_without_metadata_the_namespace_is_all_and_what_is_not_known_is_absent()
     assert OWN & info.keys() == {"workload_namespace", "workload_kind", "workload_name"}
 
 
-def test_what_pods_export_stands_on_the_info_series_alone() -> None:
+def test_exported_labels_are_only_on_the_info_series() -> None:
     page = families(snapshot(exclusive()), ExpositionOptions())
     carriers = {
         family.name
@@ -52,14 +52,14 @@ def test_what_pods_export_stands_on_the_info_series_alone() -> None:
     ("until", "shown"),
     [(1_760_003_600.0, [1_760_003_600.0]), (float("inf"), [253_402_300_799]), (1.0, [1.0]), (None, [])],
 )
-def test_until_when_alerts_are_off_is_a_time_that_a_calendar_has(until: float | None, shown: list[float]) -> None:
+def test_opt_out_end_is_a_valid_calendar_time(until: float | None, shown: list[float]) -> None:
     facts = dataclasses.replace(FACTS, opt_out_until_seconds=until)
     told = rows(snapshot(held_by(facts)), "gpu_pod_alerts_off_until_timestamp_seconds")
     assert [value for _, value in told] == shown
     assert all(pairs["pod_name"] == "resnet-0" for pairs, _ in told)
 
 
-def test_a_pod_whose_words_were_not_understood_counts_once_however_many_devices_it_has() -> None:
+def test_pod_with_invalid_annotations_counts_once_for_all_its_devices() -> None:
     def use(index: int, pod: str) -> PodUse:
         return PodUse(holder=holder(pod, gpu(index).uuid), age_seconds=1.0, facts=FACTS)
 
@@ -68,7 +68,7 @@ def test_a_pod_whose_words_were_not_understood_counts_once_however_many_devices_
     assert rows(snapshot(*partitioned()), "gpu_exporter_pod_metadata_problems") == []
 
 
-def test_the_api_is_a_source_only_where_it_is_asked_and_up_only_while_all_is_well() -> None:
+def test_api_source_is_exported_only_if_used_and_up_only_without_problems() -> None:
     def up(**changes: object) -> list[float]:
         view = changed(snapshot(exclusive()), **changes)
         told = rows(view, "gpu_exporter_source_up")
@@ -82,7 +82,7 @@ def test_the_api_is_a_source_only_where_it_is_asked_and_up_only_while_all_is_wel
     assert rows(silent, "gpu_exporter_metadata_timestamp_seconds") == []
 
 
-def test_gpus_are_counted_by_who_counts_them_and_not_at_all_where_it_cannot_be_told() -> None:
+def test_gpu_counts_are_exported_by_source_and_absent_if_unknown() -> None:
     def states(**changes: object) -> dict[str, float]:
         view = changed(snapshot(), **changes)
         return {pairs["state"]: value for pairs, value in rows(view, "gpu_devices")}
@@ -96,7 +96,7 @@ def test_gpus_are_counted_by_who_counts_them_and_not_at_all_where_it_cannot_be_t
     }
 
 
-def test_a_node_has_what_is_known_of_it_and_no_series_where_nothing_is() -> None:
+def test_node_info_has_the_known_facts_and_is_absent_without_them() -> None:
     ((pairs, value),) = rows(snapshot(exclusive()), "gpu_node_info")
     assert value == 1
     assert pairs == {

@@ -79,7 +79,7 @@ def ours_and_theirs(drawn: Drawn) -> tuple[list[Family], Fixed]:
 
 
 @given(FAMILIES)
-def test_both_formats_are_byte_for_byte_those_of_prometheus_client(drawn: Drawn) -> None:
+def test_both_formats_match_prometheus_client_byte_for_byte(drawn: Drawn) -> None:
     ours, theirs = ours_and_theirs(drawn)
     assert render(ours, openmetrics=False) == generate_latest(theirs)
     assert render(ours, openmetrics=True) == modern(theirs)
@@ -88,15 +88,13 @@ def test_both_formats_are_byte_for_byte_those_of_prometheus_client(drawn: Drawn)
 @given(
     st.sampled_from(Kind).filter(lambda kind: kind is not Kind.LABEL), st.lists(EXTREMES | ODD, min_size=1, max_size=5)
 )
-def test_values_at_the_end_of_what_there_is_are_spelt_as_prometheus_client_does(
-    kind: Kind, values: list[float]
-) -> None:
+def test_extreme_values_are_formatted_like_prometheus_client(kind: Kind, values: list[float]) -> None:
     ours, theirs = ours_and_theirs([("x", kind, "h", [({"n": str(n)}, value) for n, value in enumerate(values)])])
     assert render(ours, openmetrics=False) == generate_latest(theirs)
 
 
 @given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=5), st.lists(ODD, max_size=2))
-def test_whole_numbers_differ_from_prometheus_client_in_being_whole(whole: list[int], others: list[float]) -> None:
+def test_integers_stay_whole_unlike_in_prometheus_client(whole: list[int], others: list[float]) -> None:
     values = [*whole, *others]
     ours, theirs = ours_and_theirs([("x", Kind.GAUGE, "h", [({"n": str(n)}, v) for n, v in enumerate(values)])])
     pairs_of_lines = list(zip(render(ours, openmetrics=True).split(b"\n"), modern(theirs).split(b"\n"), strict=True))
@@ -109,7 +107,7 @@ def test_whole_numbers_differ_from_prometheus_client_in_being_whole(whole: list[
 
 @settings(max_examples=30)
 @given(FAMILIES)
-def test_a_counter_of_dcgm_is_what_prometheus_client_has_for_a_gauge_but_for_its_type(drawn: Drawn) -> None:
+def test_dcgm_counter_is_rendered_like_a_gauge_except_for_its_type(drawn: Drawn) -> None:
     """The library appends ``_total`` to the name of every counter, and dcgm-exporter's counters have none."""
     gauges = [(name, Kind.GAUGE, text, samples) for name, _, text, samples in drawn]
     ours, theirs = ours_and_theirs(gauges)
@@ -120,7 +118,7 @@ def test_a_counter_of_dcgm_is_what_prometheus_client_has_for_a_gauge_but_for_its
 
 
 @given(FAMILIES)
-def test_what_is_rendered_is_read_back_by_both_parsers(drawn: Drawn) -> None:
+def test_rendered_page_is_parsed_back_by_both_parsers(drawn: Drawn) -> None:
     ours, _ = ours_and_theirs(drawn)
     expected = {(family.name, sample.pairs, sample.value) for family in ours for sample in samples_of(family)}
     for parse, openmetrics in ((parse_plain, False), (parse_openmetrics, True)):
@@ -133,7 +131,7 @@ def test_what_is_rendered_is_read_back_by_both_parsers(drawn: Drawn) -> None:
         assert read == expected
 
 
-def test_whole_numbers_stay_whole_and_floats_are_as_short_as_they_can_be() -> None:
+def test_integers_stay_whole_and_floats_are_shortest() -> None:
     shown = [number(value) for value in (0, 81_559, 85_520_809_984, 1 << 62, 0.1, 0.8732, 1.0, 512.318, 1_234_567.5)]
     assert shown == [
         "0",
@@ -149,7 +147,7 @@ def test_whole_numbers_stay_whole_and_floats_are_as_short_as_they_can_be() -> No
     assert [number(value) for value in (math.inf, -math.inf, math.nan)] == ["+Inf", "-Inf", "NaN"]
 
 
-def test_a_counter_without_total_keeps_its_name_and_is_unknown_to_openmetrics() -> None:
+def test_counter_without_total_keeps_its_name_and_is_unknown_in_openmetrics() -> None:
     family = Family(
         name="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", kind=Kind.COUNTER, help="Energy.", values={labels(): 5}
     )
@@ -166,7 +164,7 @@ def test_a_counter_without_total_keeps_its_name_and_is_unknown_to_openmetrics() 
     )
 
 
-def test_quotes_and_newlines_in_a_label_do_not_break_the_page() -> None:
+def test_quotes_and_newlines_in_a_label_are_escaped() -> None:
     page = render(
         [Family(name="x", kind=Kind.GAUGE, help="a\\b\nc", values={labels(("a", 'q"\\\n')): 1})],
         openmetrics=False,
@@ -174,12 +172,12 @@ def test_quotes_and_newlines_in_a_label_do_not_break_the_page() -> None:
     assert page.decode() == '# HELP x a\\\\b\\nc\n# TYPE x gauge\nx{a="q\\"\\\\\\n"} 1\n'
 
 
-def test_a_name_that_is_no_valid_unicode_does_not_cost_the_page() -> None:
+def test_invalid_unicode_in_a_name_does_not_break_the_page() -> None:
     family = Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("a", "\udc80")): 1})
     assert b'x{a="?"} 1' in render([family], openmetrics=False)
 
 
-def test_an_empty_label_is_absent() -> None:
+def test_empty_label_is_omitted() -> None:
     assert pairs(labels(("a", ""), ("b", None), ("c", "d"))) == (("c", "d"),)
 
 
@@ -202,11 +200,11 @@ def test_an_empty_label_is_absent() -> None:
         ("application/openmetrics-text;q=much", False),
     ],
 )
-def test_a_client_gets_openmetrics_only_where_it_prefers_it(accept: str, *, openmetrics: bool) -> None:
+def test_openmetrics_is_used_only_if_preferred(accept: str, *, openmetrics: bool) -> None:
     assert negotiate(accept) is openmetrics
 
 
-def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
+def test_whole_page_gives_the_same_samples_in_both_parsers() -> None:
     shown = families(snapshot(), ExpositionOptions())
     expected = sum(len(samples_of(family)) for family in shown)
     plain = list(parse_plain(render(shown, openmetrics=False).decode()))
@@ -218,7 +216,7 @@ def test_a_whole_page_is_read_by_both_parsers_with_the_same_samples() -> None:
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 @pytest.mark.parametrize("names", ["legacy", "4.9"])
-def test_promtool_finds_no_fault_but_the_spelling_of_dcgms_names(names: str) -> None:
+def test_promtool_reports_only_dcgm_metric_names(names: str) -> None:
     page = render(families(snapshot(), ExpositionOptions(collectors=default(names))), openmetrics=False)
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
     lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("DCGM_FI_")]

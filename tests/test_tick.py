@@ -126,7 +126,7 @@ steps = st.lists(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(script=steps, host_pids=st.booleans())
-def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
+def test_tick_is_consistent_for_arbitrary_sources_kubelet_and_clock(
     trees: Path,
     script: list[tuple[tuple[GpuReading, ...] | None, tuple[ContainerAllocation, ...] | None, float, float]],
     *,
@@ -155,7 +155,7 @@ def test_nothing_is_invented_whatever_source_kubelet_and_clock_say(
         check_page(snapshot)
 
 
-def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path) -> None:
+def test_contradictory_readings_are_counted_on_the_page(trees: Path) -> None:
     source = DirectSource()
     lookup = PodLookup(trees / "proc", trees / "pods")
     attributor = Attributor(kubelet=None, lookup=lookup, expiry_seconds=60.0)
@@ -176,7 +176,7 @@ def test_readings_that_contradict_each_other_are_counted_on_the_page(trees: Path
     assert counted[10:] == [[told]] * 10
 
 
-def test_a_failed_tick_is_counted_while_the_last_snapshot_is_still_shown(trees: Path) -> None:
+def test_failed_tick_is_counted_while_the_last_snapshot_is_shown(trees: Path) -> None:
     source = DirectSource()
     attributor = Attributor(kubelet=None, lookup=PodLookup(trees / "proc", trees / "pods"), expiry_seconds=60.0)
     node = plain_node(Sources(nvml=source, stale_after_seconds=3.0), attributor)

@@ -52,7 +52,7 @@ def truth_of(agent: AgentProcess) -> tuple[set[tuple[str, str]], int]:
     return held, sum(device["allocation"] == "unallocated" and device["state"] == "up" for device in devices)
 
 
-def test_top_once_lists_each_holder_with_owner_activity_and_money(
+def test_top_once_lists_holders_with_owner_activity_and_cost(
     demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held, free = truth_of(demo_agent)
@@ -78,7 +78,7 @@ def test_top_once_lists_each_holder_with_owner_activity_and_money(
     assert [line.split()[0] for line in lines] == sorted(line.split()[0] for line in lines)
 
 
-def test_top_shows_the_state_of_a_device_that_is_down(demo_agent: AgentProcess) -> None:
+def test_top_shows_the_state_of_a_failed_device(demo_agent: AgentProcess) -> None:
     document = json.loads(demo_agent.get("/api/v1/devices")[1])
     lost = next(device for device in document["devices"] if device["allocation"] == "unallocated")
     lost |= {"state": "lost", "state_reason": "gpu_is_lost"}
@@ -100,7 +100,7 @@ def test_top_shows_the_state_of_a_device_that_is_down(demo_agent: AgentProcess) 
         ),
     ],
 )
-def test_top_explains_what_it_cannot_do(
+def test_top_errors_are_one_clear_line(
     words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", *words]) == code
@@ -179,7 +179,7 @@ class Terminal:
         return self.process.wait(timeout=PATIENCE_SECONDS)
 
 
-def test_top_in_a_terminal_is_live_and_obeys_keys(demo_agent: AgentProcess) -> None:
+def test_top_in_a_terminal_updates_live_and_handles_keys(demo_agent: AgentProcess) -> None:
     words = ("-m", "exporter", "top", "--agent", address(demo_agent), "--interval", "500ms")
     terminal = Terminal(sys.executable, *words)
     terminal.until(r"sort: waste.*jupyter-mkowalski [^\n]*[▁▂▃▄▅▆▇█]{3} .*q quit")
@@ -227,7 +227,7 @@ def cluster(demo_agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.Monkey
     return tmp_path
 
 
-def test_kubectl_plugin_shows_all_agents_and_reports_those_that_fail(
+def test_kubectl_plugin_shows_all_agents_and_reports_failing_ones(
     cluster: Path, demo_agent: AgentProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held, _ = truth_of(demo_agent)

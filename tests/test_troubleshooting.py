@@ -74,7 +74,7 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def test_every_line_of_doctor_is_in_the_list_and_in_a_table_of_symptoms() -> None:
+def test_every_doctor_finding_is_listed_and_in_a_symptom_table() -> None:
     there = findings()
     assert len(there) > 25
     listed = {name for row in rows(section("Every line of doctor"))[1:] for name in re.findall(r"`([^`]+)`", row[0])}
@@ -84,7 +84,7 @@ def test_every_line_of_doctor_is_in_the_list_and_in_a_table_of_symptoms() -> Non
     assert shown - {"DCGM engine"} == there - {"DCGM engine"}
 
 
-def test_what_is_quoted_of_a_line_is_what_the_program_says() -> None:
+def test_quoted_texts_match_the_program() -> None:
     said = "\0".join(
         str(node.value)
         for path in (ROOT / "exporter").rglob("*.py")
@@ -152,7 +152,7 @@ def reasons() -> set[str]:
     return {reason for reason in found if not reason.startswith("dcgm_")}
 
 
-def test_every_reason_that_is_counted_is_explained() -> None:
+def test_every_counted_reason_is_documented() -> None:
     text = section("What is counted")
     there = reasons()
     assert len(there) > 70
@@ -172,7 +172,7 @@ def test_every_part_has_its_reasons() -> None:
     assert others == {"ledger", "state", "windows", "prices", "web", "activity", "exposition", "agent"}
 
 
-def test_every_alert_of_the_exporter_leads_here_and_to_its_runbook() -> None:
+def test_every_exporter_alert_links_here_and_to_its_runbook() -> None:
     groups = read_yaml((ROOT / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     own = {name for name in alerts if re.match(r"GPUExporter|GPULedger|GPUPriceBook|GPUSimulated|GPUActivity", name)}

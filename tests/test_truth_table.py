@@ -101,7 +101,7 @@ COUNT = st.none() | st.integers(0, 16)
 
 
 @given(COUNT, COUNT, COUNT, COUNT, COUNT, st.booleans())
-def test_no_combination_is_left_without_a_word_and_what_fails_can_be_mended(
+def test_every_combination_has_a_cause_and_every_failure_a_fix(
     bus: int | None,
     driver: int | None,
     seen: int | None,
@@ -117,7 +117,7 @@ def test_no_combination_is_left_without_a_word_and_what_fails_can_be_mended(
 
 
 @given(st.integers(1, 16), st.data())
-def test_layers_that_agree_are_never_blamed(count: int, data: st.DataObject) -> None:
+def test_consistent_layers_are_never_reported(count: int, data: st.DataObject) -> None:
     same = st.sampled_from([None, count])
     counts = Counts(
         on_bus=data.draw(same),

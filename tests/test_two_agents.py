@@ -33,7 +33,7 @@ def writes(agent: AgentProcess) -> dict[str, float]:
     )
 
 
-def test_a_second_agent_waits_and_goes_on_where_the_first_was_killed_or_ended(tmp_path: Path) -> None:
+def test_second_agent_waits_and_continues_after_the_first_was_killed_or_ended(tmp_path: Path) -> None:
     options = on_one_node(tmp_path)
     with running_agent(*options) as first:
         writes(first)
@@ -68,7 +68,7 @@ def test_a_second_agent_waits_and_goes_on_where_the_first_was_killed_or_ended(tm
     assert abs(steady - capacity / gpus - began) < 1e-6, "every second since the start, once"
 
 
-def test_without_a_state_the_second_agent_begins_a_ledger_when_the_first_has_ended(tmp_path: Path) -> None:
+def test_second_agent_without_state_starts_a_ledger_after_the_first_ended(tmp_path: Path) -> None:
     options = (*FAST, "--lock-dir", str(tmp_path / "lock"))
     with running_agent(*options) as first, running_agent(*options) as second:
         first.until(charged, "the ledger")
@@ -78,7 +78,7 @@ def test_without_a_state_the_second_agent_begins_a_ledger_when_the_first_has_end
         assert page["gpu_exporter_ledger_writer"] == 1
 
 
-def test_a_lock_that_cannot_be_had_is_reported_and_the_state_directory_is_locked(tmp_path: Path) -> None:
+def test_unavailable_lock_is_reported_and_the_state_directory_is_locked(tmp_path: Path) -> None:
     options = (*on_one_node(tmp_path), "--lock-dir", str(tmp_path / "none" / "below"))
     with running_agent(*options) as first:
         assert writes(first)["gpu_exporter_ledger_locked"] == 0
@@ -92,7 +92,7 @@ def test_a_lock_that_cannot_be_had_is_reported_and_the_state_directory_is_locked
             )
 
 
-def test_simulated_nodes_do_not_wait_for_each_other() -> None:
+def test_simulated_nodes_do_not_share_a_lock() -> None:
     with running_agent(*FAST) as first, running_agent(*FAST) as second:
         for agent in (first, second):
             page = agent.until(charged, "a ledger")

@@ -64,7 +64,7 @@ class Pair:
         return self.sources.take(1_800_000_000.0 + at, at)
 
 
-def test_while_nvml_answers_there_is_one_reading_for_each_of_its_own() -> None:
+def test_every_nvml_reading_gives_one_merged_reading() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {ENGINE: 0.1}), told("nvml", 2.0, {UTIL: 20}))
     pair.hear(told("dcgm", 2.4, {ENGINE: 0.2}))
@@ -78,7 +78,7 @@ def test_while_nvml_answers_there_is_one_reading_for_each_of_its_own() -> None:
     assert dict(pair.take(3.1)[0].gpus[0].values) == {UTIL: 30, ENGINE: 0.2}
 
 
-def test_a_reading_of_dcgm_that_is_too_old_or_whose_engine_is_gone_adds_nothing() -> None:
+def test_dcgm_reading_that_is_old_or_of_a_failed_engine_adds_nothing() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.1}, dcgm_version="4.6.0"))
     assert pair.take(1.0)[0].dcgm_version == "4.6.0"
@@ -91,7 +91,7 @@ def test_a_reading_of_dcgm_that_is_too_old_or_whose_engine_is_gone_adds_nothing(
     assert dict(pair.take(4.1)[0].gpus[0].values) == {UTIL: 10}
 
 
-def test_dcgm_waits_for_nvml_to_start_and_not_for_ever() -> None:
+def test_dcgm_waits_for_the_nvml_start_for_a_bounded_time() -> None:
     pair = Pair()
     pair.take(0.0)
     pair.hear(told("dcgm", 1.0, {UTIL: 1}), told("dcgm", 2.0, {UTIL: 2}))
@@ -100,14 +100,14 @@ def test_dcgm_waits_for_nvml_to_start_and_not_for_ever() -> None:
     assert [one.gpus[0].values[UTIL] for one in taken] == [1, 2], "what came in meanwhile is used"
 
 
-def test_dcgm_does_not_wait_for_an_nvml_that_says_why_it_cannot_start() -> None:
+def test_dcgm_does_not_wait_for_an_nvml_that_failed_to_start() -> None:
     pair = Pair()
     pair.set("nvml", SourceState.FAILED, "no_driver")
     pair.hear(told("dcgm", 1.0, {UTIL: 1}))
     assert [one.source for one in pair.take(1.0)] == ["dcgm"]
 
 
-def test_when_nvml_falls_silent_dcgm_takes_over_from_the_last_instant_on_under_the_same_identity() -> None:
+def test_dcgm_continues_a_silent_nvml_from_its_last_instant_and_identity() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
     pair.take(1.5)
@@ -127,7 +127,7 @@ def test_when_nvml_falls_silent_dcgm_takes_over_from_the_last_instant_on_under_t
     assert taken[0].gpus[0].from_dcgm == {UTIL}
 
 
-def test_when_nvml_dies_dcgm_takes_over_at_once_and_gives_way_when_it_is_back() -> None:
+def test_dcgm_takes_over_at_once_after_nvml_death_and_yields_on_its_return() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
     pair.take(1.5)
@@ -139,7 +139,7 @@ def test_when_nvml_dies_dcgm_takes_over_at_once_and_gives_way_when_it_is_back() 
     assert [(one.instant, one.source) for one in taken] == [(3.2, "nvml")], "no instant is given twice, nor backwards"
 
 
-def test_what_is_known_is_fresh_as_long_as_one_source_works() -> None:
+def test_sources_are_fresh_while_one_source_works() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0), told("dcgm", 1.0))
     pair.take(1.0)
@@ -151,7 +151,7 @@ def test_what_is_known_is_fresh_as_long_as_one_source_works() -> None:
     assert not pair.sources.is_fresh(1.0)
 
 
-def test_errors_are_counted_by_source_and_each_once() -> None:
+def test_errors_are_counted_once_per_source() -> None:
     pair = Pair()
     pair.nvml.errors, pair.dcgm.errors = {"hung": 1}, {"died": 2}
     pair.hear(told("nvml", 1.0, errors={"x": 1}), told("dcgm", 1.0, errors={"x": 5}))
@@ -167,7 +167,7 @@ def test_errors_are_counted_by_source_and_each_once() -> None:
     assert not taken[0].errors
 
 
-def test_when_dcgm_is_back_its_figures_do_not_wait_for_the_next_beat_of_nvml() -> None:
+def test_returning_dcgm_values_are_used_before_the_next_nvml_reading() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10, ENERGY: 7}), told("dcgm", 1.1, {UTIL: 1}))
     assert [one.instant for one in pair.take(1.2)] == [1.0], "the engine answers and has not measured yet"
@@ -181,7 +181,7 @@ def test_when_dcgm_is_back_its_figures_do_not_wait_for_the_next_beat_of_nvml() -
     assert [(one.instant, one.gpus[0].values[ENGINE]) for one in pair.take(3.7)] == [(3.7, 0.6)]
 
 
-def test_an_instant_that_nvml_took_before_dcgm_came_back_and_told_after_is_not_given() -> None:
+def test_nvml_instant_older_than_the_last_one_is_dropped() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0), told("dcgm", 2.001, {ENGINE: 0.5}))
     assert [one.instant for one in pair.take(2.001)] == [1.0], "joined with it, so that it is back at once"
@@ -191,7 +191,7 @@ def test_an_instant_that_nvml_took_before_dcgm_came_back_and_told_after_is_not_g
     assert [one.instant for one in pair.take(5.1)] == [5.1]
 
 
-def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_s_or_nvml_starts() -> None:
+def test_dcgm_return_needs_new_values_the_same_machine_and_a_started_nvml() -> None:
     hopper = Pair()
     hopper.hear(told("nvml", 1.0, {ENGINE: 0.1}), told("dcgm", 1.0))
     hopper.take(1.0)
@@ -210,7 +210,7 @@ def test_dcgm_is_not_back_where_nvml_measures_the_same_or_the_engine_is_another_
     assert early.take(1.0) == ()
 
 
-def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
+def test_dcgm_return_is_detected_as_leading_and_as_only_source() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.5}))
     pair.take(1.0)
@@ -234,7 +234,7 @@ def test_dcgm_is_back_when_it_leads_too_and_when_it_is_alone() -> None:
         assert len(sources.take(0.0, at)) == len(values or ()), "and is taken once"
 
 
-def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
+def test_dcgm_of_another_machine_is_reported_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "exporter.agent")
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
@@ -253,7 +253,7 @@ def test_an_engine_of_another_machine_is_told_as_that_and_never_leads(caplog: py
     assert pair.sources.statuses[1].state is SourceState.UP
 
 
-def test_what_cannot_be_used_while_nvml_is_away_is_looked_at_once_and_not_kept() -> None:
+def test_unusable_dcgm_readings_are_not_kept_while_nvml_is_unavailable() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
     pair.take(1.0)
@@ -268,7 +268,7 @@ def test_what_cannot_be_used_while_nvml_is_away_is_looked_at_once_and_not_kept()
     assert sum(1 for one in kept if one() is not None) <= 1, "the newest may be joined with what NVML tells next"
 
 
-def test_dcgm_alone_is_used_as_it_is() -> None:
+def test_dcgm_alone_is_used_unchanged() -> None:
     dcgm = DirectSource(name="dcgm")
     dcgm.readings.append(told("dcgm", 1.0, {UTIL: 1}, errors={"x": 2}))
     sources = Sources(dcgm=dcgm, stale_after_seconds=3.0)
@@ -278,7 +278,7 @@ def test_dcgm_alone_is_used_as_it_is() -> None:
     assert sources.errors == {("dcgm", "x"): 2}
 
 
-def test_a_gpu_that_only_nvml_knows_has_failed_while_nvml_is_away_and_is_not_missing() -> None:
+def test_gpu_known_only_to_nvml_is_failed_not_missing_while_nvml_is_unavailable() -> None:
     pair = Pair()
     both = told("nvml", 1.0, {UTIL: 10})
     other = GpuReading(gpu=gpu(1), values={UTIL: 5})
@@ -290,7 +290,7 @@ def test_a_gpu_that_only_nvml_knows_has_failed_while_nvml_is_away_and_is_not_mis
     assert [(one.state, one.reason) for one in alone.gpus] == [(DeviceState.UP, ""), (DeviceState.FAILED, "hung")]
 
 
-def test_an_engine_that_was_started_without_a_driver_makes_no_gpu_missing() -> None:
+def test_engine_without_driver_makes_no_gpu_missing() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 10}))
     pair.take(1.0)
@@ -300,7 +300,7 @@ def test_an_engine_that_was_started_without_a_driver_makes_no_gpu_missing() -> N
     assert not pair.sources.is_fresh(3.1)
 
 
-def test_a_counter_does_not_fall_when_the_older_figure_of_the_other_source_follows() -> None:
+def test_counter_does_not_decrease_with_an_older_value_of_the_other_source() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
     shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
@@ -311,7 +311,7 @@ def test_a_counter_does_not_fall_when_the_older_figure_of_the_other_source_follo
     assert shown == [5000, None, None, 5400]
 
 
-def test_a_counter_that_dcgm_measured_before_an_outage_does_not_fall_after_it() -> None:
+def test_counter_measured_by_dcgm_before_an_outage_does_not_decrease() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
     shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
@@ -321,7 +321,7 @@ def test_a_counter_that_dcgm_measured_before_an_outage_does_not_fall_after_it() 
     assert shown == [5000, None, None, 5700], "a slow field's figure may be older than the outage"
 
 
-def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:
+def test_restarted_counter_is_shown_after_a_while() -> None:
     memory, shown = MergeMemory(), []
     for at, source, energy in ((1.0, "nvml", 9000), (2.0, "dcgm", 10), (4.0, "dcgm", 20), (4.1, "dcgm", 30)):
         one = told(source, at, {ENERGY: energy})
@@ -333,9 +333,7 @@ def test_a_counter_that_has_truly_begun_again_is_shown_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("outage", ["silent", "dead"])
-async def test_the_meters_run_on_through_an_outage_of_nvml_and_back_and_charge_every_second_once(
-    tmp_path: Path, outage: str
-) -> None:
+async def test_meters_charge_every_second_once_through_an_nvml_outage(tmp_path: Path, outage: str) -> None:
     async with pipeline(scenario.load("capture-h100"), tmp_path, source="auto") as node:
         nvml, dcgm = node.sampled
         await node.until(10.0)
@@ -373,7 +371,7 @@ steps = st.lists(
 
 
 @given(script=steps)
-def test_whatever_comes_when_instants_only_rise_and_no_reading_is_used_twice(
+def test_instants_only_increase_and_no_reading_is_used_twice(
     script: list[tuple[float, list[tuple[str, float]], SourceState, SourceState]],
 ) -> None:
     pair, at, given_out = Pair(), 0.0, -math.inf
@@ -396,7 +394,7 @@ def test_whatever_comes_when_instants_only_rise_and_no_reading_is_used_twice(
 
 
 @pytest.mark.parametrize("set_by", [7200.0, -7200.0])
-async def test_a_wall_clock_that_is_set_darkens_no_page_and_hides_no_silence(tmp_path: Path, set_by: float) -> None:
+async def test_wall_clock_change_neither_hides_values_nor_a_silent_source(tmp_path: Path, set_by: float) -> None:
     async with pipeline(scenario.load("capture-h100"), tmp_path, source="auto") as node:
         await node.until(5.0)
         wall = EPOCH_SECONDS + 5.5 + set_by

@@ -77,7 +77,7 @@ def repair_disk(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("repaired", [True, False])
-def test_a_restart_goes_on_where_the_memory_only_ledger_ended(tmp_path: Path, *, repaired: bool) -> None:
+def test_restart_continues_after_the_memory_only_ledger(tmp_path: Path, *, repaired: bool) -> None:
     first = started(tmp_path, 0.0)
     metered(first, 0, 10)
     break_disk(tmp_path)
@@ -93,7 +93,7 @@ def test_a_restart_goes_on_where_the_memory_only_ledger_ended(tmp_path: Path, *,
     assert sum(seen.values()) == pytest.approx(50.0), "every second once, the time between the processes included"
 
 
-def test_once_the_disk_works_the_state_alone_counts(tmp_path: Path) -> None:
+def test_only_the_saved_state_counts_after_the_disk_recovers(tmp_path: Path) -> None:
     first = started(tmp_path, 0.0)
     metered(first, 0, 10)
     break_disk(tmp_path)
@@ -108,7 +108,7 @@ def test_once_the_disk_works_the_state_alone_counts(tmp_path: Path) -> None:
     assert sum(seen.values()) == pytest.approx(40.0)
 
 
-def test_another_boot_charges_nothing_of_the_time_between(tmp_path: Path) -> None:
+def test_time_before_another_boot_is_not_charged(tmp_path: Path) -> None:
     first = started(tmp_path, 0.0)
     metered(first, 0, 10)
     break_disk(tmp_path)
@@ -120,7 +120,7 @@ def test_another_boot_charges_nothing_of_the_time_between(tmp_path: Path) -> Non
     assert sum(seen.values()) == pytest.approx(32.0)
 
 
-def test_after_a_reboot_with_a_disk_that_fails_a_restart_goes_on_too(tmp_path: Path) -> None:
+def test_restart_after_a_reboot_with_a_failing_disk_continues(tmp_path: Path) -> None:
     first = started(tmp_path, 0.0, boot_id="former")
     metered(first, 0, 10)
     killed(first)
@@ -134,7 +134,7 @@ def test_after_a_reboot_with_a_disk_that_fails_a_restart_goes_on_too(tmp_path: P
     assert sum(seen.values()) == pytest.approx(10.0 + 40.0)
 
 
-def test_idle_time_of_a_former_boot_is_not_continued_by_what_the_lock_file_notes(tmp_path: Path) -> None:
+def test_idle_time_of_a_former_boot_is_not_continued_from_the_lock_file(tmp_path: Path) -> None:
     """The disk fails since the reboot: the state is of the former boot, and the lock file of this one."""
 
     def clock() -> IdleClock:
@@ -161,7 +161,7 @@ def test_idle_time_of_a_former_boot_is_not_continued_by_what_the_lock_file_notes
     assert idle_after == {"same boot": 10.0, "other boot": 0.0}
 
 
-def test_a_disk_that_hangs_is_noted_as_well(tmp_path: Path) -> None:
+def test_hanging_disk_is_noted_in_the_lock_file(tmp_path: Path) -> None:
     first = started(tmp_path, 0.0)
     metered(first, 0, 10)
     save = first.begin_save(NOON + 10, 10.0, last=True)
@@ -175,7 +175,7 @@ def test_a_disk_that_hangs_is_noted_as_well(tmp_path: Path) -> None:
     assert sum(seen.values()) == pytest.approx(end + 10.0)
 
 
-def test_without_a_lock_of_the_host_nothing_can_be_noted(tmp_path: Path) -> None:
+def test_nothing_is_noted_without_a_host_lock(tmp_path: Path) -> None:
     first = started(tmp_path, 0.0, lock=False)
     metered(first, 0, 10)
     break_disk(tmp_path)
@@ -183,7 +183,7 @@ def test_without_a_lock_of_the_host_nothing_can_be_noted(tmp_path: Path) -> None
     assert first.lock.noted() == {}
 
 
-def test_a_killed_agent_whose_disk_failed_charges_every_second_once(tmp_path: Path) -> None:
+def test_killed_agent_with_a_failed_disk_charges_every_second_once(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     options = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-interval", "1s")
     options += ("--state-dir", str(tmp_path / "state"), "--lock-dir", str(tmp_path / "lock"))

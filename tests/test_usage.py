@@ -61,7 +61,7 @@ def test_the_first_sample_of_a_gpu_charges_nothing(meter: Meter) -> None:
         (0.9, {"active_effective": 1.5}),
     ],
 )
-def test_activity_is_divided_by_how_near_the_gpu_is_to_its_limits(
+def test_active_time_is_divided_by_the_effective_ratio(
     meter: Meter, effective: float | None, expected: dict[str, float]
 ) -> None:
     (portion,) = after(meter, [whole(use(holder("a"), 0.75, effective), busy=0.75)], dt=2.0)
@@ -69,7 +69,7 @@ def test_activity_is_divided_by_how_near_the_gpu_is_to_its_limits(
     assert (portion.profile is None) == (effective is None)
 
 
-def test_an_exclusive_holder_is_active_as_its_gpu_is(meter: Meter) -> None:
+def test_exclusive_holder_has_the_activity_of_its_gpu(meter: Meter) -> None:
     (portion,) = after(meter, [whole(use(holder("a"), 0.75), busy=0.75)], dt=2.0)
     assert (portion.seconds.active, portion.seconds.idle, portion.seconds.unknown) == (1.5, 0.5, 0.0)
     assert portion.account.owner == Owner(namespace="ml")
@@ -81,12 +81,12 @@ def test_unknown_activity_is_neither_active_nor_idle(meter: Meter) -> None:
     assert figures(after(meter, [whole(use(holder("a"), None), busy=None)])) == {"a": (0.0, 0.0, 1.0)}
 
 
-def test_a_gpu_that_is_down_is_unknown_at_its_holder(meter: Meter) -> None:
+def test_lost_gpu_charges_unknown_time_to_its_holder(meter: Meter) -> None:
     lost = whole(use(holder("a"), 0.5), busy=0.5, state=DeviceState.LOST)
     assert figures(after(meter, [lost])) == {"a": (0.0, 0.0, 1.0)}
 
 
-def test_a_sharer_that_uses_all_of_its_quarter_is_wholly_active_and_the_free_replica_is_idle(meter: Meter) -> None:
+def test_fully_used_share_is_active_and_the_free_replica_is_idle(meter: Meter) -> None:
     pods = [use(*shared("a", 0.25)), use(*shared("b", 0.05)), use(*shared("c", 0.4))]
     portions = after(meter, [whole(*pods, busy=0.7)])
     assert figures(portions) == {
@@ -98,12 +98,12 @@ def test_a_sharer_that_uses_all_of_its_quarter_is_wholly_active_and_the_free_rep
     assert {portion.account.mode for portion in portions} == {ShareMode.SHARED}
 
 
-def test_the_rest_of_a_gpu_that_somebody_unknown_may_hold_is_not_free(meter: Meter) -> None:
+def test_rest_of_a_gpu_with_possible_holders_is_unattributed(meter: Meter) -> None:
     doubtful = replace(whole(use(*shared("a", 0.25)), busy=0.2), rest_is_free=False)
     assert figures(after(meter, [doubtful])) == {"a": (0.25, 0.0, 0.0), "Unattributed": (0.0, 0.0, 0.75)}
 
 
-def test_a_free_gpu_is_unallocated_and_one_of_which_nobody_knows_is_unattributed(meter: Meter) -> None:
+def test_free_gpu_is_unallocated_and_a_gpu_with_unknown_holders_unattributed(meter: Meter) -> None:
     assert figures(after(meter, [whole(busy=0.1)])) == {"Unallocated": (0.1, 0.9, 0.0)}
     unknown = figures(after(Meter(1.0, namespace_owner), [whole(busy=0.4, known=False)]))
     assert unknown == {"Unattributed": (0.4, 0.6, 0.0)}
@@ -120,16 +120,14 @@ def test_stranded_slices_are_idle_and_unallocated() -> None:
 
 
 @pytest.mark.parametrize(("free", "owner"), [(False, "Unattributed"), (True, "Unallocated")])
-def test_slices_of_an_instance_that_the_driver_does_not_describe_are_not_idle_and_free_only_if_nobody_may_hold_them(
-    *, free: bool, owner: str
-) -> None:
+def test_undescribed_instance_slices_are_unknown_time(*, free: bool, owner: str) -> None:
     board, *parts = partitioned(("2g.20gb", "1g.10gb"), {0: ("a", 0.5), 1: ("b", 1.0)})
     lacking = [replace(board, lacks_instances=True, rest_is_free=free), *parts]
     portions = after(Meter(10.0, namespace_owner), lacking, dt=7.0)
     assert figures(portions) == {"a": (1.0, 1.0, 0.0), "b": (1.0, 0.0, 0.0), owner: (0.0, 0.0, 4.0)}
 
 
-def test_what_is_free_is_unknown_where_the_device_is_down_or_not_measured() -> None:
+def test_free_part_of_a_lost_or_unmeasured_device_is_unknown_time() -> None:
     blind = whole(use(*shared("a", None)), busy=None)
     assert figures(after(Meter(1.0, namespace_owner), [blind])) == {"a": (0, 0, 0.25), "Unallocated": (0, 0, 0.75)}
     down = partitioned(("2g.20gb", "1g.10gb"), {0: ("a", 0.5), 1: ("b", 1.0)}, state=DeviceState.LOST)
@@ -140,20 +138,20 @@ def test_what_is_free_is_unknown_where_the_device_is_down_or_not_measured() -> N
     }
 
 
-def test_a_free_instance_is_idle_as_measured_and_unknown_where_not(meter: Meter) -> None:
+def test_free_instance_is_idle_if_measured_and_unknown_otherwise(meter: Meter) -> None:
     measured = figures(after(meter, partitioned(("3g.40gb", "3g.40gb"), {0: ("a", 1.0)}, free_busy=0.2)))
     assert measured == {"a": (0.5, 0.0, 0.0), "Unallocated": (0.1, 0.4, 0.0)}
     blind = after(Meter(1.0, namespace_owner), partitioned(("3g.40gb", "3g.40gb"), {}, free_busy=None))
     assert figures(blind) == {"Unallocated": (0.0, 0.0, 1.0)}
 
 
-def test_instances_that_overlap_on_paper_sum_to_one_gpu(meter: Meter) -> None:
+def test_overlapping_instances_sum_to_one_gpu(meter: Meter) -> None:
     portions = after(meter, partitioned(("3g.40gb", "4g.40gb"), {0: ("a", 1.0), 1: ("b", 1.0)}))
     # 3g is 4/8 of the memory, 4g 4/7 of the compute: 15/14 of a GPU, brought down to one.
     assert figures(portions) == {"a": (round(7 / 15, 9), 0.0, 0.0), "b": (round(8 / 15, 9), 0.0, 0.0)}
 
 
-def test_whoever_holds_a_partitioned_gpu_itself_has_all_of_it(meter: Meter) -> None:
+def test_holder_of_a_partitioned_gpu_has_all_of_it(meter: Meter) -> None:
     board, *instances = partitioned(("3g.40gb", "3g.40gb"), {})
     held = replace(board, allocation=whole(use(holder("a"), 1.0)).allocation, pods=(use(holder("a"), 1.0),))
     held = replace(held, activity=whole(busy=1.0).activity)
@@ -166,7 +164,7 @@ def test_free_replicas_of_a_partitioned_gpu_without_activity_are_unknown(meter: 
     assert figures(after(meter, [board, *instances])) == {"a": (0.0, 0.0, 0.25), "Unallocated": (0.0, 0.0, 0.75)}
 
 
-def test_who_holds_the_gpu_and_who_holds_an_instance_of_it_share_it_with_nothing_free_between(meter: Meter) -> None:
+def test_gpu_holder_and_instance_holder_divide_the_whole_gpu(meter: Meter) -> None:
     views = partitioned(("1g.10gb",) * 7, {0: ("b", 1.0)})
     board, instance, *free = views
     # As the join makes them: 1 and 1/7 of the GPU, made to fit.
@@ -177,23 +175,23 @@ def test_who_holds_the_gpu_and_who_holds_an_instance_of_it_share_it_with_nothing
     assert figures(portions) == {"a": (0.875, 0.0, 0.0), "b": (0.0, 0.125, 0.0)}
 
 
-def test_whoever_holds_at_the_end_is_charged_for_the_interval(meter: Meter) -> None:
+def test_holder_at_the_end_of_an_interval_is_charged_for_it(meter: Meter) -> None:
     meter.add([whole(use(holder("a"), 1.0), busy=1.0)], 100.0)
     assert figures(meter.add([whole(use(holder("b"), 1.0), busy=1.0)], 101.0)) == {"b": (1.0, 0.0, 0.0)}
 
 
-def test_of_a_gap_the_holder_before_and_after_has_all_and_all_is_unknown(meter: Meter) -> None:
+def test_gap_is_unknown_time_of_the_continuous_holder(meter: Meter) -> None:
     assert figures(after(meter, [whole(use(holder("a"), 1.0), busy=1.0)], dt=3.0)) == {"a": (3.0, 0.0, 0.0)}
     gap = after(Meter(1.0, namespace_owner), [whole(use(holder("a"), 1.0), busy=1.0)], dt=3.1)
     assert figures(gap) == {"a": (0.0, 0.0, 3.1)}
 
 
-def test_with_a_fast_sampler_two_seconds_are_not_yet_a_gap() -> None:
+def test_two_seconds_are_no_gap_for_a_fast_sampler() -> None:
     fast = Meter(0.1, namespace_owner)
     assert figures(after(fast, [whole(use(holder("a"), 1.0), busy=1.0)], dt=2.0)) == {"a": (2.0, 0.0, 0.0)}
 
 
-def test_what_changed_hands_in_a_gap_is_unattributed(meter: Meter) -> None:
+def test_shares_with_a_changed_holder_in_a_gap_are_unattributed(meter: Meter) -> None:
     meter.add([whole(use(*shared("a", 0.1)), use(*shared("b", 0.1)), busy=0.2)], 100.0)
     now = whole(use(*shared("a", 0.1)), use(*shared("c", 0.1, quarter=0.5)), busy=0.2)
     # a held a quarter throughout, a quarter was free throughout; b's quarter and c's other one: nobody knows.
@@ -204,7 +202,7 @@ def test_what_changed_hands_in_a_gap_is_unattributed(meter: Meter) -> None:
     }
 
 
-def test_a_gpu_that_was_away_over_two_restarts_loses_no_second(meter: Meter) -> None:
+def test_gpu_missing_over_two_restarts_loses_no_second(meter: Meter) -> None:
     here, other = whole(use(holder("a"), 1.0), busy=1.0), whole(index=1)
     meter.add([here, other], 100.0)
     for restart in (200.0, 300.0):
@@ -216,7 +214,7 @@ def test_a_gpu_that_was_away_over_two_restarts_loses_no_second(meter: Meter) -> 
     assert sum(one.seconds.total for one in portions if one.gpu_uuid == "GPU-0") == pytest.approx(201.0)
 
 
-def test_of_a_part_that_grew_in_a_gap_only_the_smaller_is_known_to_have_been_held(meter: Meter) -> None:
+def test_share_that_changed_in_a_gap_is_charged_at_the_smaller_size(meter: Meter) -> None:
     few, many = use(*shared("a", 0.1)), use(*shared("a", 0.1, quarter=0.75))
     meter.add([whole(few, busy=0.1)], 100.0)
     assert figures(meter.add([whole(many, busy=0.1)], 200.0)) == {
@@ -231,20 +229,20 @@ def test_of_a_part_that_grew_in_a_gap_only_the_smaller_is_known_to_have_been_hel
     }
 
 
-def test_before_a_gap_means_at_the_last_sample(meter: Meter) -> None:
+def test_gap_holder_is_that_of_the_last_sample(meter: Meter) -> None:
     for second, pod in ((100.0, "a"), (101.0, "b")):
         meter.add([whole(use(holder(pod), 1.0), busy=1.0)], second)
     assert figures(meter.add([whole(use(holder("b"), 1.0), busy=1.0)], 111.0)) == {"b": (0.0, 0.0, 10.0)}
 
 
-def test_another_pod_under_the_same_name_did_not_hold_through_the_gap(meter: Meter) -> None:
+def test_new_pod_with_the_same_name_does_not_hold_through_a_gap(meter: Meter) -> None:
     meter.add([whole(use(holder("web-0", uid="uid-1"), 1.0), busy=1.0)], 100.0)
     portions = meter.add([whole(use(holder("web-0", uid="uid-2"), 1.0), busy=1.0)], 200.0)
     assert figures(portions) == {"Unattributed": (0.0, 0.0, 100.0)}
 
 
 @pytest.mark.parametrize("second", [100.0, 40.0])
-def test_a_clock_that_does_not_advance_charges_nothing_and_the_next_second_counts(meter: Meter, second: float) -> None:
+def test_stalled_clock_charges_nothing_and_the_next_second_counts(meter: Meter, second: float) -> None:
     views = [whole(use(holder("a"), 1.0), busy=1.0)]
     meter.add(views, 100.0)
     assert meter.add(views, second) == ()
@@ -253,7 +251,7 @@ def test_a_clock_that_does_not_advance_charges_nothing_and_the_next_second_count
 
 @pytest.mark.parametrize(("after", "expected"), [("a", 301 * 300.0), ("b", None)], ids=["same holder", "other holder"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_energy_of_a_lost_gpu_is_counted_when_it_is_back_unless_the_holder_changed(
+def test_lost_gpu_energy_is_counted_on_return_unless_the_holder_changed(
     meter: Meter, after: str, expected: float | None, *, restarts: bool
 ) -> None:
     def view(pod: str, joules: float | None) -> list[DeviceView]:
@@ -269,7 +267,7 @@ def test_energy_of_a_lost_gpu_is_counted_when_it_is_back_unless_the_holder_chang
     assert [one.energy_joules for one in meter.add(view(after, 302 * 300.0), 302.0)] == [300.0]
 
 
-def test_a_sample_that_comes_late_makes_no_second_count_twice(meter: Meter) -> None:
+def test_late_sample_counts_no_second_twice(meter: Meter) -> None:
     views = [whole(use(holder("a"), 1.0), busy=1.0)]
     meter.add(views, 100.0)
     meter.add(views, 102.0)
@@ -278,7 +276,7 @@ def test_a_sample_that_comes_late_makes_no_second_count_twice(meter: Meter) -> N
     assert figures(meter.add(views, 103.0)) == {"a": (1.0, 0.0, 0.0)}
 
 
-def test_a_gpu_that_was_away_for_long_is_unknown_for_that_time_when_it_is_back(meter: Meter) -> None:
+def test_returning_gpu_is_charged_unknown_time(meter: Meter) -> None:
     here, other = whole(use(holder("a"), 1.0), busy=1.0), whole(index=1)
     meter.add([here, other], 100.0)
     portions = meter.add([other], 101.0)
@@ -287,7 +285,7 @@ def test_a_gpu_that_was_away_for_long_is_unknown_for_that_time_when_it_is_back(m
     assert figures([p for p in meter.add([here, other], 111.0) if p.pod]) == {"a": (0.0, 0.0, 11.0)}
 
 
-def test_owners_that_become_known_are_charged_from_then_on() -> None:
+def test_late_owner_is_charged_from_then_on() -> None:
     owners: list[Owner] = [Owner(namespace="ml")]
     meter = Meter(1.0, lambda _: owners[-1])
     views = [whole(use(holder("a"), 1.0), busy=1.0)]
@@ -297,7 +295,7 @@ def test_owners_that_become_known_are_charged_from_then_on() -> None:
     assert portion.account.owner.name == "train"
 
 
-def test_use_by_no_holder_takes_its_energy_but_no_seconds(meter: Meter) -> None:
+def test_unattributed_use_has_energy_but_no_seconds(meter: Meter) -> None:
     def views(joules: float) -> list[DeviceView]:
         return [whole(use(holder("a"), 0.2), busy=0.8, foreign=0.6, values={COUNTER: joules * 1000})]
 
@@ -310,7 +308,7 @@ def test_use_by_no_holder_takes_its_energy_but_no_seconds(meter: Meter) -> None:
     assert [portion.seconds.total for portion in portions if portion.account.owner == UNATTRIBUTED] == [0.0]
 
 
-def test_idle_energy_goes_to_free_instances_too(meter: Meter) -> None:
+def test_idle_energy_is_also_charged_to_free_instances(meter: Meter) -> None:
     def views(joules: float, busy: float) -> list[DeviceView]:
         return partitioned(("3g.40gb", "3g.40gb"), {0: ("a", busy)}, values={COUNTER: joules * 1000})
 
@@ -321,7 +319,7 @@ def test_idle_energy_goes_to_free_instances_too(meter: Meter) -> None:
     assert joules == pytest.approx({"": 450.0, "Unallocated": 50.0})
 
 
-def test_where_energy_is_not_measured_it_is_absent(meter: Meter) -> None:
+def test_unmeasured_energy_is_absent(meter: Meter) -> None:
     (portion,) = after(meter, [whole(use(holder("a"), 1.0))])
     assert portion.energy_joules is None
 
@@ -334,7 +332,7 @@ def resumed(meter: Meter, owner_of: Callable[[Holder], Owner] = namespace_owner)
     return fresh
 
 
-def test_a_restart_within_the_interval_is_not_noticed_and_a_longer_one_is_a_gap(meter: Meter) -> None:
+def test_short_restart_is_a_normal_interval_and_a_longer_one_a_gap(meter: Meter) -> None:
     def views(joules: float) -> list[DeviceView]:
         return [whole(use(holder("a"), 1.0), busy=1.0, values={COUNTER: joules * 1000})]
 
@@ -355,9 +353,7 @@ PRICE = Price(per_hour=3.6, currency="USD", source="book:row", as_of="2026-01-01
     st.integers(0, 2**32),
     st.lists(st.sampled_from((0.0, -5.0, 0.3, 1.0, 1.01, 2.9, 3.5, 600.0)), min_size=2, max_size=25),
 )
-def test_whatever_happens_all_time_and_all_energy_have_an_owner(
-    layouts: list[int], seed: int, steps: list[float]
-) -> None:
+def test_all_time_and_energy_have_an_owner(layouts: list[int], seed: int, steps: list[float]) -> None:
     random = Random(seed)  # noqa: S311 # chance in a test, nothing secret
     meter, ledgers = Meter(1.0, namespace_owner), Ledgers(saves=True)
     counters: dict[int, float] = {}

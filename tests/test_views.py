@@ -85,7 +85,7 @@ def views(viewer: Viewer, gpus: Sequence[GpuReading], attribution: Attribution, 
     return list(viewer.views(reading(*gpus, at=at), attribution, {}, at))
 
 
-def test_an_exclusive_holder_has_the_devices_activity_and_memory(viewer: Viewer) -> None:
+def test_exclusive_holder_has_the_activity_and_memory_of_the_device(viewer: Viewer) -> None:
     busy = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 4096})
     (view,) = views(viewer, [busy], held(holder("a")))
     assert view.allocation is AllocationState.ALLOCATED
@@ -94,7 +94,7 @@ def test_an_exclusive_holder_has_the_devices_activity_and_memory(viewer: Viewer)
     assert view.pods[0].values == {}, "an exclusive holder needs no rows of its own in the drop-in family"
 
 
-def test_without_a_memory_figure_of_the_device_a_holder_has_what_its_processes_have(viewer: Viewer) -> None:
+def test_holder_memory_without_device_memory_is_that_of_its_processes(viewer: Viewer) -> None:
     # A compute instance beside others of its GPU instance, or a board whose memory is the host's.
     processes = (ProcessUse(pid=101, memory_used_bytes=700 * MIB), ProcessUse(pid=103, memory_used_bytes=9 * MIB))
     told = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}, processes=processes)
@@ -104,7 +104,7 @@ def test_without_a_memory_figure_of_the_device_a_holder_has_what_its_processes_h
     assert view.pods[0].memory_used_bytes is None
 
 
-def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
+def test_shared_holders_are_measured_by_their_processes(viewer: Viewer) -> None:
     shared = GpuReading(
         gpu=gpu(),
         values={Field.GPU_UTIL: 80, Field.FB_USED: 5000},
@@ -128,7 +128,7 @@ def test_sharers_are_told_apart_by_their_processes(viewer: Viewer) -> None:
 @pytest.mark.parametrize(
     ("clients_listed", "samples_of"), [(True, "server"), (True, "client"), (False, "server")], ids=str
 )
-def test_sharers_by_mps_are_estimated_whoever_the_samples_are_of(
+def test_mps_holders_are_estimated_for_any_sampled_process(
     viewer: Viewer, tmp_path: Path, *, clients_listed: bool, samples_of: str
 ) -> None:
     server = tmp_path / "proc" / "104"
@@ -154,7 +154,7 @@ def test_sharers_by_mps_are_estimated_whoever_the_samples_are_of(
     assert view.pods[0].activity == Activity(ratio=pytest.approx(0.9), source=ActivitySource.UTILISATION)
 
 
-def test_utilisation_that_trails_behind_the_engine_is_divided_among_nobody(viewer: Viewer) -> None:
+def test_lagging_utilisation_is_not_divided_among_holders(viewer: Viewer) -> None:
     trailing = GpuReading(
         gpu=gpu(),
         values={Field.GPU_UTIL: 30, Field.PROF_GR_ENGINE_ACTIVE: 0.0, Field.FB_USED: 900},
@@ -165,7 +165,7 @@ def test_utilisation_that_trails_behind_the_engine_is_divided_among_nobody(viewe
     assert [dict(pod.values) for pod in view.pods] == [{Field.FB_USED: 700}, {Field.FB_USED: 0}]
 
 
-def test_a_process_that_ended_counts_for_activity_and_not_for_memory(viewer: Viewer) -> None:
+def test_ended_process_counts_for_activity_but_not_for_memory(viewer: Viewer) -> None:
     ended = ProcessUse(pid=101, memory_used_bytes=None, sm_ratio=0.3, ended=True)
     alive = ProcessUse(pid=102, memory_used_bytes=100 * MIB, sm_ratio=0.1)
     reading_ = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 40, Field.FB_USED: 500}, processes=(ended, alive))
@@ -176,7 +176,7 @@ def test_a_process_that_ended_counts_for_activity_and_not_for_memory(viewer: Vie
     assert (parts["a"].memory_used_bytes, parts["b"].memory_used_bytes) == (0, 100 * MIB)
 
 
-def test_sharers_without_visible_processes_are_estimated_and_have_no_measured_rows(viewer: Viewer) -> None:
+def test_shared_holders_without_visible_processes_are_estimated(viewer: Viewer) -> None:
     blind = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 5000}, processes=())
     sharers = [holder(pod, share=0.25, mode=ShareMode.SHARED) for pod in "ab"]
     (view,) = views(viewer, [blind], held(*sharers))
@@ -198,7 +198,7 @@ def test_only_a_reliable_list_without_processes_contradicts_utilisation(
     assert view.activity_unknown_reason == reason
 
 
-def test_a_sharer_that_uses_its_whole_share_is_not_idle(viewer: Viewer) -> None:
+def test_holder_using_its_whole_share_is_not_idle(viewer: Viewer) -> None:
     viewer.clock.threshold_ratio = 0.5
     shared = GpuReading(
         gpu=gpu(),
@@ -223,7 +223,7 @@ def mig(slot: int) -> MigInstance:
     )
 
 
-def test_mig_instances_are_judged_by_themselves_and_the_board_is_not_held(viewer: Viewer) -> None:
+def test_mig_instances_have_own_activity_and_the_board_has_no_holder(viewer: Viewer) -> None:
     partitioned = GpuReading(
         gpu=gpu(mig_enabled=True, compute_slices=7, memory_slices=8),
         values={Field.POWER_USAGE: 200.0},
@@ -263,7 +263,7 @@ def test_a_partitioned_gpu_with_a_new_instance_is_not_idle(viewer: Viewer, *, de
     assert (board.activity, board.activity_unknown_reason) == (None, "incomplete")
 
 
-def test_a_lost_gpu_keeps_its_holder_and_has_no_values(viewer: Viewer) -> None:
+def test_lost_gpu_keeps_its_holder_without_values(viewer: Viewer) -> None:
     lost = GpuReading(gpu=gpu(), state=DeviceState.LOST, reason="gpu_is_lost")
     other = GpuReading(gpu=gpu(1), values={Field.GPU_UTIL: 50})
     first, second = views(viewer, [lost, other], held(holder("a")))
@@ -272,7 +272,7 @@ def test_a_lost_gpu_keeps_its_holder_and_has_no_values(viewer: Viewer) -> None:
     assert second.activity is not None
 
 
-def test_a_darkened_reading_shows_identities_and_no_value(viewer: Viewer) -> None:
+def test_stale_reading_shows_identities_without_values(viewer: Viewer) -> None:
     fresh = reading(GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}))
     (view,) = viewer.views(darkened(fresh, "hung"), held(holder("a")), {}, 1010.0)
     assert (view.state, view.reason, dict(view.values)) == (DeviceState.FAILED, "hung", {})
@@ -280,12 +280,12 @@ def test_a_darkened_reading_shows_identities_and_no_value(viewer: Viewer) -> Non
     assert view.pods[0].holder.pod == "a"
 
 
-def test_unallocated_is_said_only_where_the_holders_are_known() -> None:
+def test_device_is_unallocated_only_if_the_holders_are_known() -> None:
     assert Attribution(known=True).allocation("GPU-0") is AllocationState.UNALLOCATED
     assert Attribution(known=False).allocation("GPU-0") is AllocationState.UNKNOWN
 
 
-def test_an_instance_that_nobody_sees_may_be_one_that_the_driver_does_not_describe(viewer: Viewer) -> None:
+def test_incomplete_instance_list_leaves_an_unknown_mig_uuid_possibly_held(viewer: Viewer) -> None:
     whole = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(7)),))
     lacking = replace(whole, lacks_instances=True)
     kubelet = AskedKubelet(latest=kubelet_answer(1000.0, "MIG-00000000-0000-5000-8000-000000000009"))
@@ -307,7 +307,7 @@ def test_an_instance_that_nobody_sees_may_be_one_that_the_driver_does_not_descri
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_use_belongs_to_nobody_only_where_the_holders_are_known(viewer: Viewer, *, known: bool) -> None:
+def test_use_is_unattributed_only_if_the_holders_are_known(viewer: Viewer, *, known: bool) -> None:
     host = ProcessUse(pid=103, memory_used_bytes=100 * MIB, sm_ratio=0.8)
     busy = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80, Field.FB_USED: 4096}, processes=(host,))
     (view,) = views(viewer, [busy], Attribution(known=known))
@@ -316,7 +316,7 @@ def test_use_belongs_to_nobody_only_where_the_holders_are_known(viewer: Viewer, 
     assert view.activity == Activity(ratio=0.8, source=ActivitySource.UTILISATION)
 
 
-def test_a_minor_number_that_passed_to_another_gpu_is_that_ones(viewer: Viewer) -> None:
+def test_reassigned_minor_number_resolves_to_the_new_gpu(viewer: Viewer) -> None:
     gone = GpuReading(gpu=gpu(0), state=DeviceState.MISSING)
     heir = GpuReading(gpu=replace(gpu(1), index=0, minor=0))
     kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
@@ -334,7 +334,7 @@ def test_xids_are_counted_per_code_and_device() -> None:
     assert (xids.last_seen_seconds[31], xids.last) == (30.0, 31)
 
 
-def test_a_source_that_makes_up_xids_gets_no_series_without_end() -> None:
+def test_number_of_xid_codes_is_limited() -> None:
     log = EventLog()
     events = tuple(XidEvent(uuid="GPU-0", xid=code, at_seconds=1.0) for code in (*range(1000), 5))
     made_up = Reading(source="dcgm", taken_at_seconds=1.0, duration_seconds=0.0, xids=events)
@@ -343,7 +343,7 @@ def test_a_source_that_makes_up_xids_gets_no_series_without_end() -> None:
     assert len(log.xids["GPU-0"].counts) == MOST_XIDS
 
 
-def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances() -> None:
+def test_gpu_unseen_by_a_new_child_is_missing_and_keeps_its_instances() -> None:
     record = SourceRecord()
     partitioned = GpuReading(
         gpu=gpu(1, mig_enabled=True),
@@ -358,7 +358,7 @@ def test_a_gpu_that_a_new_child_does_not_see_is_missing_and_keeps_its_instances(
     assert missing.instances == (MigReading(instance=mig(7)),)
 
 
-def test_a_missing_gpu_does_not_share_its_number_with_the_gpu_that_got_it() -> None:
+def test_missing_gpu_does_not_share_its_index_with_another() -> None:
     record = SourceRecord()
     record.add(reading(*(GpuReading(gpu=gpu(number)) for number in range(4))))
     renumbered = [replace(gpu(number), index=index) for index, number in enumerate((0, 2, 3))]
@@ -373,7 +373,7 @@ def test_a_missing_gpu_does_not_share_its_number_with_the_gpu_that_got_it() -> N
     }
 
 
-def test_a_gpu_that_was_replaced_in_its_slot_is_one_gpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_gpu_replaced_in_its_slot_is_one_gpu(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="exporter.agent")
     record = SourceRecord()
     old, new = gpu(0), replace(gpu(0), uuid="GPU-new")
@@ -386,7 +386,7 @@ def test_a_gpu_that_was_replaced_in_its_slot_is_one_gpu(caplog: pytest.LogCaptur
     ]
 
 
-def test_a_lost_gpu_keeps_its_instances_until_it_is_back() -> None:
+def test_lost_gpu_keeps_its_instances_until_it_recovers() -> None:
     record = SourceRecord()
     up = GpuReading(gpu=gpu(mig_enabled=True), instances=(MigReading(instance=mig(7)),))
     record.add(reading(up))
@@ -406,7 +406,7 @@ def kubelet_answer(at: float, device: str = "nvidia0") -> Allocations:
 
 
 @pytest.mark.parametrize("set_by_seconds", [-7200.0, 0.0, 7200.0])
-def test_an_answer_expires_in_its_time_however_the_clock_is_set(viewer: Viewer, set_by_seconds: float) -> None:
+def test_answer_expires_on_time_despite_clock_changes(viewer: Viewer, set_by_seconds: float) -> None:
     kubelet = AskedKubelet(latest=kubelet_answer(1000.0))
     attributor = Attributor(kubelet=kubelet, lookup=viewer.lookup, expiry_seconds=60.0)
     seen = reading(GpuReading(gpu=gpu()))
@@ -417,7 +417,7 @@ def test_an_answer_expires_in_its_time_however_the_clock_is_set(viewer: Viewer, 
     assert attributor.join(seen, wall + 62.0, 112.0).known
 
 
-def test_a_pod_that_was_made_again_under_its_name_is_as_new(viewer: Viewer, tmp_path: Path) -> None:
+def test_recreated_pod_with_its_old_name_has_a_new_age(viewer: Viewer, tmp_path: Path) -> None:
     idle = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 0, Field.FB_USED: 0})
     for second in range(3):
         (view,) = views(viewer, [idle], held(holder("a")), at=1000.0 + second)

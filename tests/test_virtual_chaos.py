@@ -8,7 +8,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-def test_whatever_befalls_a_node_every_second_has_its_owner_and_nothing_shown_goes_back() -> None:
+def test_every_second_has_an_owner_and_no_counter_decreases_under_faults() -> None:
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "virtual_chaos.py", "--seeds", "4", "--first", "1", "--faults", "24"],
         cwd=BENCHMARKS.parent,
@@ -63,7 +63,7 @@ assert not run.checks.violations, run.checks.violations
 """
 
 
-def test_a_pod_made_again_under_its_name_while_the_api_is_away_is_neither_idle_nor_the_former_one(
+def test_pod_recreated_during_an_api_outage_is_neither_idle_nor_the_former_one(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(

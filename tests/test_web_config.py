@@ -110,7 +110,7 @@ def problems(text: str) -> tuple[str, ...]:
     return told.value.problems
 
 
-def test_all_mistakes_are_told_at_once_with_line_key_and_mend() -> None:
+def test_all_mistakes_are_reported_with_line_key_and_fix() -> None:
     found = problems(
         "tls_server_config:\n"
         "  cert_file: server.pem\n"
@@ -167,11 +167,11 @@ def test_all_mistakes_are_told_at_once_with_line_key_and_mend() -> None:
         ("basic_auth_user: {}", "did you mean 'basic_auth_users'?"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused(text: str, said: str) -> None:
+def test_inconsistent_file_is_refused(text: str, said: str) -> None:
     assert any(said in problem for problem in problems(text)), problems(text)
 
 
-def test_a_file_of_prometheus_is_taken_as_it_is(certificates: Certificates) -> None:
+def test_prometheus_web_config_file_is_accepted_unchanged(certificates: Certificates) -> None:
     path = certificates.path("web.yaml")
     path.write_text(
         "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n  client_auth_type: NoClientCert\n"
@@ -191,12 +191,12 @@ def test_a_file_of_prometheus_is_taken_as_it_is(certificates: Certificates) -> N
     assert list(settings.users) == ["alice"]
 
 
-def test_passwords_over_plain_http_and_an_empty_file_are_pointed_at(tmp_path: Path) -> None:
+def test_passwords_over_plain_http_and_an_empty_file_give_warnings(tmp_path: Path) -> None:
     assert "can be read on the network" in load(web_file(tmp_path, users={"alice": hashed()})).warnings[0]
     assert "no TLS, no passwords" in load(web_file(tmp_path)).warnings[0]
 
 
-async def test_only_a_known_user_with_the_right_password_gets_in(tmp_path: Path) -> None:
+async def test_only_a_known_user_with_the_right_password_is_accepted(tmp_path: Path) -> None:
     async with served(web_file(tmp_path, users={"alice": hashed(), "zoë": hashed("pass:wörd")})) as one:
         status, body, headers = await one.get()
         assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="gpu-cost-exporter", charset="UTF-8"')
@@ -211,7 +211,7 @@ async def test_only_a_known_user_with_the_right_password_gets_in(tmp_path: Path)
             assert (await one.get(path))[0] == 401, path
 
 
-async def test_probes_need_no_password_and_learn_nothing_but_the_status(tmp_path: Path) -> None:
+async def test_probes_need_no_password_and_get_only_the_status(tmp_path: Path) -> None:
     async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
         assert (await one.get("/healthz"))[:2] == (200, "ok\n")
         assert (await one.get("/health"))[:2] == (200, "ok\n")
@@ -224,7 +224,7 @@ async def test_probes_need_no_password_and_learn_nothing_but_the_status(tmp_path
         assert (await one.get("/readyz"))[:2] == (503, "not ready; the reasons need a password\n")
 
 
-async def test_a_password_that_was_right_is_not_hashed_again_and_a_wrong_one_is(
+async def test_right_password_is_cached_and_a_wrong_one_is_hashed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hashings = []
@@ -244,7 +244,7 @@ async def test_a_password_that_was_right_is_not_hashed_again_and_a_wrong_one_is(
     assert hashings[3] != known
 
 
-async def test_guesses_cannot_pile_up_and_do_not_keep_out_who_is_known() -> None:
+async def test_pending_guesses_are_limited_and_do_not_block_known_users() -> None:
     users = Passwords({"alice": hashed().encode()})
     assert await users.check("alice", PASSWORD.encode()) == "right"
     guesses = [asyncio.ensure_future(users.check("alice", f"guess {number}".encode())) for number in range(200)]
@@ -257,14 +257,14 @@ async def test_guesses_cannot_pile_up_and_do_not_keep_out_who_is_known() -> None
 
 
 @pytest.mark.parametrize("prefix", [b"2a", b"2b", b"2y"])
-async def test_hashes_of_every_tool_and_passwords_of_any_length_are_known(prefix: bytes) -> None:
+async def test_hash_prefixes_of_every_tool_and_long_passwords_are_supported(prefix: bytes) -> None:
     users = Passwords({"alice": hashed("p" * 72, prefix).encode()})
     assert await users.check("alice", b"p" * 72) == "right"
     assert await users.check("alice", b"p" * 90) == "right"  # as Go's bcrypt, which looks at 72 bytes
     assert await users.check("alice", b"p" * 71) == "wrong"
 
 
-async def test_tls_is_served_with_the_versions_that_are_asked_for(certificates: Certificates) -> None:
+async def test_tls_uses_the_configured_versions(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls={"min_version": "TLS13"})) as one:
         assert (await one.get(tls=certificates.client()))[0] == 200
         with pytest.raises(aiohttp.ClientError):
@@ -275,7 +275,7 @@ async def test_tls_is_served_with_the_versions_that_are_asked_for(certificates: 
         assert (await one.get(tls=certificates.client(most=ssl.TLSVersion.TLSv1_2)))[0] == 200
 
 
-async def test_a_client_without_a_certificate_of_our_authority_gets_nothing(
+async def test_client_without_a_certificate_of_the_authority_is_refused(
     certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     required = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
@@ -290,7 +290,7 @@ async def test_a_client_without_a_certificate_of_our_authority_gets_nothing(
             await one.get(tls=context)
 
 
-async def test_of_our_authoritys_clients_only_those_named_get_in(certificates: Certificates) -> None:
+async def test_only_clients_with_an_allowed_san_are_accepted(certificates: Certificates) -> None:
     required = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
     folder = certificates.folder
     async with served(web_file(folder, tls={**required, "client_allowed_sans": "[prometheus.example]"})) as one:
@@ -300,7 +300,7 @@ async def test_of_our_authoritys_clients_only_those_named_get_in(certificates: C
         assert "gpu_up" not in (await one.get(tls=certificates.client(shown=True)))[1]
 
 
-async def test_headers_are_added_and_do_not_replace_the_pages_own(tmp_path: Path) -> None:
+async def test_headers_are_added_without_replacing_the_pages_own(tmp_path: Path) -> None:
     path = tmp_path / "web.yaml"
     path.write_text(
         "http_server_config:\n  headers:\n    Strict-Transport-Security: max-age=600\n"
@@ -319,7 +319,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
         yield caplog
 
 
-async def test_a_new_file_holds_without_a_restart_and_a_broken_one_does_not(
+async def test_new_file_applies_without_a_restart_and_a_broken_one_is_ignored(
     certificates: Certificates, told: pytest.LogCaptureFixture
 ) -> None:
     folder = certificates.folder
@@ -340,7 +340,7 @@ async def test_a_new_file_holds_without_a_restart_and_a_broken_one_does_not(
     assert one.failures == 1  # the same mistake is told once, however often it is looked at
 
 
-async def test_a_new_certificate_is_served_when_its_files_have_changed_and_belong_together(
+async def test_new_certificate_is_served_once_it_matches_its_key(
     certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     newer = make_certificates(tmp_path_factory.mktemp("newer"))
@@ -354,7 +354,7 @@ async def test_a_new_certificate_is_served_when_its_files_have_changed_and_belon
         await one.until(200, tls=trusted)
 
 
-async def test_who_only_knocks_on_the_port_of_tls_is_not_waited_for(certificates: Certificates) -> None:
+async def test_plain_http_request_on_the_tls_port_is_closed(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -364,7 +364,7 @@ async def test_who_only_knocks_on_the_port_of_tls_is_not_waited_for(certificates
         assert (await one.get(tls=certificates.client()))[0] == 200
 
 
-def test_the_doctor_says_what_is_wrong_with_the_file(certificates: Certificates) -> None:
+def test_doctor_reports_mistakes_in_the_file(certificates: Certificates) -> None:
     path = web_file(certificates.folder, tls={}, users={"alice": hashed()})
     assert (face(path).level, face(path).cause) == (Level.OK, "TLS, 1 user")
     path.write_text("basic_auth_users:\n  alice: no hash\nrate_limit: {}\n")
@@ -376,7 +376,7 @@ def test_the_doctor_says_what_is_wrong_with_the_file(certificates: Certificates)
     assert face(path).level is Level.WARN
 
 
-def test_the_documented_file_is_one_of_prometheus_too(certificates: Certificates) -> None:
+def test_documented_file_is_a_valid_prometheus_web_config(certificates: Certificates) -> None:
     page = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
     example = re.findall(r"```yaml\n(tls_server_config.*?)```", page, re.DOTALL)[0]
     path = certificates.path("web.yaml")

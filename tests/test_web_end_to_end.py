@@ -128,7 +128,7 @@ def _refusals(
     assert "does nothing without --agent" in capsys.readouterr().err
 
 
-def test_an_agent_that_asks_for_certificates_is_reached_with_one(
+def test_agent_requiring_client_certificates_is_reached_with_one(
     certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = web_file(tmp_path, tls={"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"})
@@ -145,7 +145,7 @@ def test_an_agent_that_asks_for_certificates_is_reached_with_one(
         assert machine.port("", agent.port).level is Level.OK, "doctor in the pod has no certificate to show"
 
 
-def test_an_agent_counts_a_broken_file_and_goes_on(tmp_path: Path) -> None:
+def test_agent_counts_a_broken_file_and_continues(tmp_path: Path) -> None:
     path = web_file(tmp_path)
     with running_agent("--simulate", "demo", "--web-config", str(path)) as agent:
         path.write_text("basic_auth_users: [")
@@ -155,7 +155,7 @@ def test_an_agent_counts_a_broken_file_and_goes_on(tmp_path: Path) -> None:
         assert any("keeping the previous web configuration" in line and "not YAML" in line for line in agent.lines)
 
 
-def test_a_broken_web_configuration_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_web_configuration_prevents_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "web.yaml"
     path.write_text("basic_auth_users:\n  alice: hunter2\nrate_limit: {}\n")
     for command in (["agent", "--simulate", "demo"], ["serve", "--prometheus", "http://localhost:9"]):

@@ -40,7 +40,7 @@ def packages(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
-def test_the_agent_loads_what_it_needs_and_the_template_engine_with_the_first_page() -> None:
+def test_agent_loads_only_what_it_needs_and_templates_with_the_first_page() -> None:
     first, page = loaded(AGENT, "from exporter.web import node_page\nnode_page.document(None)")
     assert not packages(first) & {*ONLY_OTHERS_NEED, "ctypes"}
     others = ("exporter.cost.", "exporter.service.", "exporter.gpu.dcgm.library", "exporter.gpu.dcgm.session")
@@ -49,7 +49,7 @@ def test_the_agent_loads_what_it_needs_and_the_template_engine_with_the_first_pa
 
 
 @pytest.mark.parametrize(("source", "name"), [("nvml.source", "NvmlSource"), ("dcgm.session", "DcgmSource")])
-def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
+def test_child_loads_only_its_source(source: str, name: str) -> None:
     (modules,) = loaded(CHILD.format(source=source, name=name))
     assert not packages(modules) & (ONLY_OTHERS_NEED | NO_CHILD_NEEDS) - {"pynvml"}
     layers = {name.split(".")[1] for name in modules if name.startswith("exporter.")}
@@ -59,7 +59,7 @@ def test_a_child_loads_nothing_but_its_source(source: str, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("node", "most"), [("whole", 17.0), ("partitioned", 62.0)])
-def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, most: float) -> None:
+def test_sample_makes_a_bounded_number_of_calls_per_gpu(node: str, most: float) -> None:
     partitioned = node == "partitioned"
     calls = dcgm_stub_support.nvml(partitioned=partitioned, samples=SAMPLES)
     assert sum(calls.values()) / SAMPLES / 8 <= most
@@ -74,13 +74,13 @@ def test_a_sample_makes_no_more_calls_of_a_gpu_than_are_written_down(node: str, 
 
 
 @needs_compiler
-def test_a_sample_asks_a_host_engine_in_a_few_round_trips_however_many_instances_there_are() -> None:
+def test_dcgm_sample_needs_few_round_trips_for_any_number_of_instances() -> None:
     samples = 20
     calls = dcgm_stub_support.dcgm(partitioned=True, samples=samples)
     assert sum(calls.values()) / samples <= 8
 
 
-def test_a_page_of_a_file_counts_once_and_memory_of_its_own_each_time() -> None:
+def test_shared_file_pages_count_once_and_private_memory_per_process() -> None:
     own = os.getpid()
     one, same = measure.alone((own, own))
     assert one.file_bytes > 0

@@ -49,7 +49,7 @@ def moment(text: str) -> int:
         ("2024-02", "2024-02-01", "2024-03-01"),
     ],
 )
-def test_a_period_is_what_people_mean_by_it(text: str, start: str, end: str) -> None:
+def test_period_texts_give_the_expected_window(text: str, start: str, end: str) -> None:
     window = parse_window(text, NOW.timestamp())
     assert (window.start_seconds, window.end_seconds, window.label) == (moment(start), moment(end), text.strip())
 
@@ -83,7 +83,7 @@ def test_a_period_is_what_people_mean_by_it(text: str, start: str, end: str) -> 
         ("1790001000,1790003600", "begins at 2026-09-21 14:30:00 UTC"),
     ],
 )
-def test_what_is_no_period_is_told_with_what_is_allowed(text: str, why: str) -> None:
+def test_invalid_period_is_reported_with_the_allowed_forms(text: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_window(text, NOW.timestamp())
     assert why in str(caught.value)
@@ -91,7 +91,7 @@ def test_what_is_no_period_is_told_with_what_is_allowed(text: str, why: str) -> 
     assert str(caught.value).isprintable()
 
 
-def test_a_period_without_a_recorded_hour_yet_is_told_apart_from_the_future() -> None:
+def test_period_without_a_recorded_hour_is_distinct_from_the_future() -> None:
     with pytest.raises(ConfigError, match="has no recorded hour yet; it is 2026-10-14 00:20 UTC"):
         parse_window("today", datetime(2026, 10, 14, 0, 20, tzinfo=UTC).timestamp())
 
@@ -106,11 +106,11 @@ def test_a_period_without_a_recorded_hour_yet_is_told_apart_from_the_future() ->
         ("2026-10-01T00:00:01", "lastmonth", "2026-09-30T23:00"),
     ],
 )
-def test_the_last_hour_is_there_twenty_minutes_after_it(now: str, text: str, end: str) -> None:
+def test_last_hour_is_available_twenty_minutes_after_its_end(now: str, text: str, end: str) -> None:
     assert parse_window(text, moment(now)).end_seconds == moment(end)
 
 
-def test_a_period_within_hours_is_refused_with_the_whole_hours_to_give() -> None:
+def test_period_within_hours_is_refused_with_a_whole_hour_example() -> None:
     with pytest.raises(ConfigError, match=r"allowed: whole hours, such as 2026-10-01T04:00Z\.\.2026-10-01T07:00Z"):
         parse_window("2026-10-01T10:00+05:30..2026-10-01T12:00+05:30", NOW.timestamp())
 
@@ -135,7 +135,7 @@ BERLIN, KOLKATA, SYDNEY = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), Z
         ("12h", BERLIN, "2026-10-14T03:00", "2026-10-14T15:00"),
     ],
 )
-def test_days_and_months_are_those_of_the_time_zone(text: str, zone: ZoneInfo, start: str, end: str) -> None:
+def test_days_and_months_use_the_time_zone(text: str, zone: ZoneInfo, start: str, end: str) -> None:
     window = parse_window(text, NOW.timestamp(), zone)
     assert (window.start_seconds, window.end_seconds) == (moment(start), moment(end))
 
@@ -147,7 +147,7 @@ def test_days_of_a_half_hour_zone_are_refused(text: str) -> None:
 
 
 @given(days=st.integers(min_value=0, max_value=3000), zone=st.sampled_from([BERLIN, SYDNEY, UTC]))
-def test_days_of_a_time_zone_follow_each_other_without_a_gap(days: int, zone: tzinfo) -> None:
+def test_days_of_a_time_zone_are_contiguous(days: int, zone: tzinfo) -> None:
     day = date(2018, 1, 1) + timedelta(days=days)
     first, second = (parse_window(f"{one}", NOW.timestamp(), zone) for one in (day, day + timedelta(days=1)))
     assert first.end_seconds == second.start_seconds
@@ -165,9 +165,7 @@ def test_days_of_a_time_zone_follow_each_other_without_a_gap(days: int, zone: tz
         ("", "is not a time zone"),
     ],
 )
-def test_a_time_zone_that_cannot_be_exact_is_refused_with_the_reason(
-    capsys: pytest.CaptureFixture[str], name: str, why: str
-) -> None:
+def test_inexact_time_zone_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str], name: str, why: str) -> None:
     assert main(["report", "--prometheus", "http://127.0.0.1:1", "--timezone", name]) == 2
     assert why in capsys.readouterr().err
 
@@ -188,7 +186,7 @@ def test_days_and_stretches_cover_a_window_once_and_in_order(start: int, length:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_window_or_a_clear_refusal(text: str) -> None:
+def test_arbitrary_text_gives_a_window_or_a_clear_error(text: str) -> None:
     try:
         window = parse_window(text, NOW.timestamp())
     except ConfigError as error:

@@ -110,7 +110,7 @@ READINGS = st.builds(
 
 
 @given(READINGS)
-def test_a_reading_arrives_as_it_was_sent_in_one_line(reading: Reading) -> None:
+def test_reading_round_trips_in_one_line(reading: Reading) -> None:
     line = wire.encode(reading)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -118,22 +118,20 @@ def test_a_reading_arrives_as_it_was_sent_in_one_line(reading: Reading) -> None:
 
 
 @given(TEXT, st.sampled_from(SourceState), TEXT, TEXT, st.integers(0, 2**31))
-def test_a_status_arrives_as_it_was_sent(
-    name: str, state: SourceState, reason: str, message: str, restarts: int
-) -> None:
+def test_status_round_trips(name: str, state: SourceState, reason: str, message: str, restarts: int) -> None:
     status = SourceStatus(name=name, state=state, reason=reason, message=message, restarts=restarts)
     assert wire.decode(wire.encode(status)) == status
 
 
 @given(st.binary(max_size=200))
-def test_any_other_bytes_are_garbled_and_nothing_worse(line: bytes) -> None:
+def test_other_bytes_are_garbled(line: bytes) -> None:
     with pytest.raises(SourceError) as caught:
         wire.decode(line)
     assert caught.value.reason == "garbled"
 
 
 @given(READINGS, st.data())
-def test_a_line_cut_short_is_garbled(reading: Reading, data: st.DataObject) -> None:
+def test_truncated_line_is_garbled(reading: Reading, data: st.DataObject) -> None:
     line = wire.encode(reading).rstrip(b"\n")
     with pytest.raises(SourceError, match="not a reading"):
         wire.decode(line[: data.draw(st.integers(0, len(line) - 1))])
@@ -154,12 +152,12 @@ def test_a_line_cut_short_is_garbled(reading: Reading, data: st.DataObject) -> N
         b'{"reading":["nvml",-1,0,null,null,null,null,[],[],{}]}',
     ],
 )
-def test_json_that_is_no_message_is_garbled(line: bytes) -> None:
+def test_json_without_a_message_is_garbled(line: bytes) -> None:
     with pytest.raises(SourceError, match="not a reading"):
         wire.decode(line)
 
 
-def test_a_value_that_is_not_a_number_is_never_sent() -> None:
+def test_non_finite_value_is_never_sent() -> None:
     gpu = Gpu(uuid="GPU-1", index=0, minor=0, model="m", pci_bus_id="00000000:17:00.0")
     reading = Reading(
         source="nvml",
@@ -171,7 +169,7 @@ def test_a_value_that_is_not_a_number_is_never_sent() -> None:
         wire.encode(reading)
 
 
-def test_a_value_of_the_wrong_kind_is_garbled() -> None:
+def test_value_of_the_wrong_type_is_garbled() -> None:
     gpu = Gpu(uuid="GPU-1", index=0, minor=0, model="m", pci_bus_id="00000000:17:00.0")
     reading = Reading(
         source="nvml",

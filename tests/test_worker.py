@@ -75,7 +75,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_readings_are_taken_once_each_and_in_order() -> None:
+async def test_readings_are_returned_once_and_in_order() -> None:
     body = """
     for at in range(1, 6):
         read(float(at))
@@ -95,7 +95,7 @@ async def test_readings_are_taken_once_each_and_in_order() -> None:
         assert one.errors == {}
 
 
-async def test_the_beginning_of_profiling_is_an_event_also_after_an_end_or_a_failure(tmp_path: Path) -> None:
+async def test_profiling_start_is_an_event_also_after_a_stop_or_a_failure(tmp_path: Path) -> None:
     lines = (
         ("measure(Field.PROF_GR_ENGINE_ACTIVE)", True),
         ("measure(Field.PROF_GR_ENGINE_ACTIVE)", False),
@@ -148,7 +148,7 @@ async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> 
         assert not alive(first)
 
 
-async def test_a_child_is_not_blamed_for_a_time_in_which_the_agent_itself_stood_still() -> None:
+async def test_child_is_not_killed_for_a_pause_of_the_agent() -> None:
     """As when a machine, a container or a debugger stops it; what was read meanwhile is not lost."""
     async with working(script(STEADY), deadline_seconds=0.3) as one:
         await until(lambda: one.status.state is SourceState.UP)
@@ -159,13 +159,13 @@ async def test_a_child_is_not_blamed_for_a_time_in_which_the_agent_itself_stood_
         assert (one.pid, one.errors, one.status.restarts) == (child_before, {}, 0)
 
 
-async def test_a_start_that_hangs_is_cut_off_too() -> None:
+async def test_hanging_start_is_terminated() -> None:
     async with working(script("time.sleep(600)"), start_deadline_seconds=0.3) as one:
         await until(lambda: one.errors.get("hung"))
         assert one.status.state is SourceState.HUNG
 
 
-async def test_a_killed_child_is_replaced_at_once() -> None:
+async def test_killed_child_is_replaced() -> None:
     async with working(script(STEADY)) as one:
         await until(lambda: one.status.state is SourceState.UP)
         assert one.pid is not None
@@ -176,13 +176,13 @@ async def test_a_killed_child_is_replaced_at_once() -> None:
         assert one.errors == {"died": 1}
 
 
-async def test_a_child_that_ends_says_with_which_code() -> None:
+async def test_ended_child_reports_its_exit_code() -> None:
     async with working(script("read(); sys.exit(7)")) as one:
         await until(lambda: one.status.state is SourceState.DIED)
         assert "exit code 7" in one.status.message
 
 
-async def test_lines_that_are_no_readings_are_counted_and_passed_over() -> None:
+async def test_invalid_lines_are_counted_and_skipped() -> None:
     body = """
     say(b"hello\\n")
     say(b"x" * 100_000 + b"\\n")
@@ -194,7 +194,7 @@ async def test_lines_that_are_no_readings_are_counted_and_passed_over() -> None:
         assert one.status.state is SourceState.UP
 
 
-async def test_a_line_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_LINE_LIMIT_BYTES", 10_000)
     body = """
     say(b"x" * 1_000_000 + b"\\n")
@@ -204,7 +204,7 @@ async def test_a_line_without_end_does_not_fill_the_memory(monkeypatch: pytest.M
         assert one.errors["garbled"] >= 1
 
 
-async def test_a_failure_is_told_in_the_childs_own_words_and_counted_once() -> None:
+async def test_failure_is_reported_with_the_message_of_the_child_and_counted_once() -> None:
     body = """
     for _ in range(5):
         fail("driver_not_loaded")
@@ -218,7 +218,7 @@ async def test_a_failure_is_told_in_the_childs_own_words_and_counted_once() -> N
         assert one.status.message == ""
 
 
-async def test_a_child_that_fails_and_ends_has_failed_and_not_died() -> None:
+async def test_child_that_fails_and_ends_is_failed_not_died() -> None:
     async with working(script(f'fail("library_mismatch"); sys.exit({child.EXIT_FRESH_PROCESS_NEEDED})')) as one:
         await until(lambda: one.status.restarts >= 2)
         assert one.status.state is SourceState.FAILED
@@ -226,14 +226,14 @@ async def test_a_child_that_fails_and_ends_has_failed_and_not_died() -> None:
         assert "died" not in one.errors
 
 
-async def test_a_program_that_does_not_exist_is_a_failure_with_its_name() -> None:
+async def test_missing_program_is_a_failure_with_its_name() -> None:
     async with working(("/nowhere/python",)) as one:
         await until(lambda: one.status.state is SourceState.FAILED)
         assert one.status.reason == "not_started"
         assert "/nowhere/python" in one.status.message
 
 
-async def test_a_release_ends_the_child_and_starts_none_until_it_is_over() -> None:
+async def test_release_ends_the_child_and_starts_none_until_its_end() -> None:
     async with working(script(STEADY)) as one:
         await until(lambda: one.status.state is SourceState.UP)
         first = one.pid
@@ -259,7 +259,7 @@ async def test_a_release_can_be_ended_early() -> None:
         await until(lambda: one.status.state is SourceState.UP)
 
 
-async def test_a_release_gets_rid_of_a_child_that_does_not_want_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_release_kills_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.3)
     async with working(script("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STEADY)) as one:
         await until(lambda: one.status.state is SourceState.UP)
@@ -270,7 +270,7 @@ async def test_a_release_gets_rid_of_a_child_that_does_not_want_to_go(monkeypatc
         assert not alive(first)
 
 
-async def test_a_release_asked_for_during_the_back_off_holds() -> None:
+async def test_release_during_the_backoff_is_kept() -> None:
     async with working(script("sys.exit(1)")) as one:
         await until(lambda: one.status.restarts >= 2)
         one.release(3600)
@@ -294,7 +294,7 @@ def still_alive(started: Path) -> list[int]:
     return [int(path.name) for path in started.iterdir() if alive(int(path.name))]
 
 
-async def test_no_child_that_is_prepared_has_the_driver_open_during_a_release(tmp_path: Path) -> None:
+async def test_no_prepared_child_opens_the_driver_during_a_release(tmp_path: Path) -> None:
     async with working(script(brings_a_gpu_back(tmp_path))) as one:
         await until(lambda: one.status.state is SourceState.UP)
         one.release(3600)
@@ -304,9 +304,7 @@ async def test_no_child_that_is_prepared_has_the_driver_open_during_a_release(tm
         assert still_alive(tmp_path) == []
 
 
-async def test_a_prepared_child_ends_where_the_working_one_has_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prepared_child_ends_if_the_working_one_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create, starts = asyncio.create_subprocess_exec, iter(range(9))
 
     async def create_slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:  # noqa: ANN401 - passed on
@@ -327,7 +325,7 @@ async def test_a_prepared_child_ends_where_the_working_one_has_died(
         assert still_alive(tmp_path) == [one.pid]
 
 
-async def test_the_child_is_dead_when_the_worker_is_cancelled() -> None:
+async def test_cancelled_worker_leaves_no_child() -> None:
     async with working(script("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STEADY)) as one:
         await until(lambda: one.status.state is SourceState.UP)
         pid = one.pid
@@ -337,7 +335,7 @@ async def test_the_child_is_dead_when_the_worker_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("ending", ["signal.pause()", "os.close(1); signal.pause()"])
-async def test_the_child_is_gone_and_reaped_however_often_the_worker_is_cancelled(ending: str) -> None:
+async def test_repeatedly_cancelled_worker_reaps_its_child(ending: str) -> None:
     # Once it has closed its output it is given time to end by itself: cancelled then, it must be killed all the same.
     body = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); read(os.getpid()); {ending}"
     one = Worker(name="nvml", command=script(body), interval_seconds=0.02, deadline_seconds=30)
@@ -354,7 +352,7 @@ async def test_the_child_is_gone_and_reaped_however_often_the_worker_is_cancelle
         os.kill(pid, 0)
 
 
-async def test_children_that_fail_one_after_another_come_ever_more_rarely(tmp_path: Path) -> None:
+async def test_failing_children_are_restarted_with_backoff(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with working(("/bin/sh", "-c", f"cut -d ' ' -f 1 /proc/uptime >> '{starts}'; exit 1")) as one:
         await until(lambda: one.status.restarts >= 4)
@@ -374,26 +372,26 @@ async def test_the_environment_is_extended_and_not_replaced() -> None:
         await until(lambda: one.status.state is SourceState.UP)
 
 
-async def test_what_the_child_logs_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_child_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="exporter.gpu.worker")
     async with working(script('os.write(2, b"NVRM said something\\n")' + STEADY)) as one:
         await until(lambda: "NVRM said something" in caplog.text)
         assert one.errors == {}
 
 
-async def test_the_last_words_of_a_child_that_crashes_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_crash_message_of_a_child_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="exporter.gpu.worker")
     async with working(script('raise RuntimeError("the end")')) as one:
         await until(lambda: one.status.state is SourceState.DIED)
         assert "RuntimeError: the end" in caplog.text
 
 
-def test_the_childs_command_names_interval_and_fields() -> None:
+def test_child_command_has_interval_and_fields() -> None:
     command = child_command(0.5, {Field.MEM_CLOCK, Field.SM_CLOCK})
     assert command == (sys.executable, "-m", "exporter.gpu.child", "--interval", "0.5", "--fields", "100,101")
 
 
-async def test_a_child_that_cannot_be_killed_is_left_behind_and_another_one_is_started(
+async def test_unkillable_child_is_abandoned_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # No patience at all makes every killed child look like one that no signal reaches.

@@ -14,7 +14,7 @@ def lock_of(directory: Path, node: str = "n1", state: Path | None = None) -> Wri
     return WriterLock(node=node, directory=directory, state_directory=state)
 
 
-def test_one_agent_of_a_node_holds_the_lock_until_it_releases_it(tmp_path: Path) -> None:
+def test_one_agent_of_a_node_holds_the_lock_until_release(tmp_path: Path) -> None:
     first, second = lock_of(tmp_path / "run"), lock_of(tmp_path / "run")
     assert first.take()
     assert first.take(), "it goes on holding it"
@@ -27,12 +27,12 @@ def test_one_agent_of_a_node_holds_the_lock_until_it_releases_it(tmp_path: Path)
     assert not first.take()
 
 
-def test_agents_of_two_nodes_on_one_machine_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_agents_of_two_nodes_on_one_machine_do_not_block_each_other(tmp_path: Path) -> None:
     assert lock_of(tmp_path, "n1").take()
     assert lock_of(tmp_path, "n2").take()
 
 
-def test_two_agents_of_one_state_directory_wait_for_each_other_under_any_name(tmp_path: Path) -> None:
+def test_agents_with_one_state_directory_block_each_other_under_any_name(tmp_path: Path) -> None:
     first, second = lock_of(tmp_path / "a", "n1", tmp_path), lock_of(tmp_path / "b", "n2", tmp_path)
     assert first.take()
     assert not second.take()
@@ -49,7 +49,7 @@ def test_without_paths_every_agent_is_a_writer() -> None:
 
 
 @pytest.mark.parametrize("node", ["../../etc/passwd", "..", "", "a b/c", "x" * 300, "ü\n"])
-def test_no_name_of_a_node_leads_out_of_the_directory(tmp_path: Path, node: str) -> None:
+def test_node_names_never_lead_outside_the_directory(tmp_path: Path, node: str) -> None:
     lock = lock_of(tmp_path / "run", node)
     assert lock.take()
     assert not lock.warning
@@ -58,7 +58,7 @@ def test_no_name_of_a_node_leads_out_of_the_directory(tmp_path: Path, node: str)
     assert file.stat().st_mode & 0o777 == 0o600, "whoever can open it can lock it"
 
 
-def test_a_directory_that_cannot_be_made_leaves_the_state_directorys_lock_and_says_so(tmp_path: Path) -> None:
+def test_missing_lock_directory_is_reported_and_the_state_directory_lock_used(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "below"
     first, second = lock_of(missing, state=tmp_path), lock_of(missing, state=tmp_path)
     assert first.take()
@@ -71,7 +71,7 @@ def test_a_directory_that_cannot_be_made_leaves_the_state_directorys_lock_and_sa
 
 
 @pytest.mark.parametrize("thing", ["folder", "link", "pipe"])
-def test_what_is_no_file_in_the_locks_place_is_reported_and_left_alone(tmp_path: Path, thing: str) -> None:
+def test_non_file_at_the_lock_path_is_reported_and_unchanged(tmp_path: Path, thing: str) -> None:
     lock = lock_of(tmp_path)
     assert lock.path
     if thing == "folder":
@@ -87,13 +87,13 @@ def test_what_is_no_file_in_the_locks_place_is_reported_and_left_alone(tmp_path:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_state_directory_that_is_not_there_is_left_to_the_save(tmp_path: Path) -> None:
+def test_missing_state_directory_is_ignored_by_the_lock(tmp_path: Path) -> None:
     lock = lock_of(tmp_path, state=tmp_path / "gone")
     assert lock.take()
     assert lock.warning == ""
 
 
-def test_a_note_is_there_for_the_next_holder_until_it_is_removed(tmp_path: Path) -> None:
+def test_note_is_kept_for_the_next_holder_until_removed(tmp_path: Path) -> None:
     first = lock_of(tmp_path)
     assert first.take()
     assert first.noted() == {}
@@ -108,7 +108,7 @@ def test_a_note_is_there_for_the_next_holder_until_it_is_removed(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"abc {}\n", b"\x00" * 5000, b"[1]\n"])
-def test_a_note_that_is_not_whole_is_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_note_is_ignored(tmp_path: Path, content: bytes) -> None:
     lock = lock_of(tmp_path)
     assert lock.take()
     assert lock.path
@@ -116,7 +116,7 @@ def test_a_note_that_is_not_whole_is_none(tmp_path: Path, content: bytes) -> Non
     assert lock.noted() == {}
 
 
-def test_a_note_of_which_only_the_beginning_was_written_is_none(tmp_path: Path) -> None:
+def test_truncated_note_is_ignored(tmp_path: Path) -> None:
     lock = lock_of(tmp_path)
     assert lock.take()
     assert lock.path

@@ -40,14 +40,14 @@ async def alert_fires(node: Pipeline, scrapes: range) -> list[bool]:
 
 
 @pytest.mark.parametrize("source", ["nvml", "dcgm", "auto"])
-async def test_a_public_alert_on_xid_79_fires_at_every_scrape_after_it(source: str, tmp_path: Path) -> None:
+async def test_public_xid_79_alert_fires_at_every_scrape_after_it(source: str, tmp_path: Path) -> None:
     async with pipeline(loaded(tmp_path, FALLEN), tmp_path, source=source) as node:
         assert await alert_fires(node, range(15, 106, 15)) == [False, True, True, True, True, True, True]
         ((labels, value),) = rows(await node.step(106), LAST)
         assert (labels["gpu"], labels["err_code"], value) == ("0", "79", 79)
 
 
-async def test_a_gpu_that_needs_a_reset_keeps_the_rows_that_the_driver_answers(tmp_path: Path) -> None:
+async def test_gpu_needing_a_reset_keeps_the_rows_that_the_driver_answers(tmp_path: Path) -> None:
     async with pipeline(loaded(tmp_path, RESET), tmp_path) as node:
         before = await node.until(15)
         driver.fail("nvmlDeviceGetPowerUsage", RESET_REQUIRED)
@@ -59,7 +59,7 @@ async def test_a_gpu_that_needs_a_reset_keeps_the_rows_that_the_driver_answers(t
     assert rows(after, "DCGM_FI_DEV_POWER_USAGE") == []
 
 
-async def test_xids_are_shown_where_nvml_answers_and_delivers_no_events(tmp_path: Path) -> None:
+async def test_xids_from_dcgm_are_shown_if_nvml_delivers_no_events(tmp_path: Path) -> None:
     async with pipeline(loaded(tmp_path, QUIET), tmp_path, source="auto") as node:
         nvml, _ = node.sampled
         nvml.close()

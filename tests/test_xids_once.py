@@ -68,7 +68,7 @@ def node() -> Node:
 
 
 @pytest.mark.parametrize("first", ["nvml", "dcgm"])
-def test_an_xid_that_both_tell_of_is_one_whoever_tells_it_first(node: Node, first: str) -> None:
+def test_xid_reported_by_both_sources_counts_once_in_either_order(node: Node, first: str) -> None:
     told = [node.read(2.0, [79] if first == "nvml" else [], [79] if first == "dcgm" else [])]
     told.append(node.read(3.0, [] if first == "nvml" else [79], [] if first == "dcgm" else [79]))
     assert told == [1, 0], "nothing is held back"
@@ -76,7 +76,7 @@ def test_an_xid_that_both_tell_of_is_one_whoever_tells_it_first(node: Node, firs
     assert node.read(4.0, None, []) == 0
 
 
-def test_an_xid_while_nvml_is_away_is_counted_and_not_again_when_nvml_tells_it_after_all(node: Node) -> None:
+def test_late_nvml_report_of_an_xid_counted_during_its_outage_is_not_repeated(node: Node) -> None:
     assert node.read(3.0, None, []) == 0
     assert node.read(5.0, None, [79]) == 1, "NVML hangs"
     assert node.read(9.0, [79], []) == 0, "it goes on, and tells what it had seen"
@@ -87,13 +87,13 @@ def test_an_xid_while_nvml_is_away_is_counted_and_not_again_when_nvml_tells_it_a
     assert node.read(13.0, [], [79]) == 0
 
 
-def test_an_xid_again_while_nvml_is_away_is_not_taken_for_the_one_that_both_told(node: Node) -> None:
+def test_new_xid_during_an_nvml_outage_is_not_matched_to_an_older_one(node: Node) -> None:
     assert node.read(2.0, [31], [31]) == 1
     node.nvml_dies()
     assert node.read(5.0, None, [31]) == 1
 
 
-def test_a_burst_that_dcgm_tells_one_a_second_is_not_counted_again_when_nvml_dies_meanwhile(node: Node) -> None:
+def test_burst_reported_slowly_by_dcgm_is_not_repeated_after_nvml_death(node: Node) -> None:
     assert node.read(2.0, [13] * 20, []) == 20
     for second in range(3, 8):
         assert node.read(second, [], [13]) == 0
@@ -103,7 +103,7 @@ def test_a_burst_that_dcgm_tells_one_a_second_is_not_counted_again_when_nvml_die
     assert node.read(24.0, None, [13]) == 1, "the twenty are paired: this one is another"
 
 
-def test_what_happens_twice_is_counted_twice_and_each_gpu_for_itself(node: Node) -> None:
+def test_repeated_xids_are_counted_each_time_and_per_gpu(node: Node) -> None:
     assert node.read(2.0, [94, 94], [94]) == 2
     assert node.read(3.0, [94], [94, 94]) == 1
     assert node.read(4.0, [94], [], uuid="GPU-1") == 1
@@ -111,14 +111,14 @@ def test_what_happens_twice_is_counted_twice_and_each_gpu_for_itself(node: Node)
     assert node.read(5.0, None, [94], uuid="GPU-1") == 0
 
 
-def test_a_wall_clock_that_is_set_between_the_two_tellings_makes_no_second_event(node: Node) -> None:
+def test_wall_clock_change_between_two_reports_creates_no_second_event(node: Node) -> None:
     assert node.read(2.0, [79], []) == 1
     node.nvml_dies()
     node.wall -= 7200
     assert node.read(3.0, None, [79]) == 0
 
 
-def test_an_xid_of_an_engine_of_another_machine_is_not_counted(node: Node) -> None:
+def test_xid_of_dcgm_on_another_machine_is_not_counted(node: Node) -> None:
     node.dcgm_gpus = tuple(replace(one, gpu=replace(one.gpu, uuid=f"GPU-far-{one.gpu.index}")) for one in GPUS)
     node.read(2.0, [], [])
     assert node.read(3.0, [], [79]) == 0
@@ -128,7 +128,7 @@ told_by = st.sampled_from(["nvml", "dcgm", "both", "neither"])
 
 
 @given(script=st.lists(st.tuples(told_by, told_by, st.booleans()), max_size=9))
-def test_no_event_is_lost_and_none_is_told_more_often_than_both_sources_did(
+def test_no_xid_event_is_lost_or_counted_more_often_than_reported(
     script: list[tuple[str, str, bool]],
 ) -> None:
     node, heard = Node(), Counter[str]()
@@ -155,7 +155,7 @@ xids: [{gpu: 0, code: 31, at: 4.5}, {gpu: 0, code: 79, at: 14.5}, {gpu: 0, code:
 """
 
 
-async def test_of_a_real_driver_and_engine_every_xid_is_counted_once_through_an_outage_of_nvml(tmp_path: Path) -> None:
+async def test_real_driver_and_engine_count_every_xid_once_through_an_nvml_outage(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(XIDS)
     async with pipeline(scenario.load(str(path)), tmp_path, source="auto") as node:
