@@ -183,7 +183,7 @@ def test_device_with_unknown_activity_alerts_the_platform_and_not_as_idle(story:
     assert "unmeasured" not in told_of(story)
     assert story.unknown[0] == "gpu-platform-chat"
     assert labels(story.unknown)["node"] == "node-owners"
-    assert "Of 100% of the time that GPUs of model NVIDIA A100-SXM4-80GB" in summary(story.unknown)
+    assert "Activity is unknown for 100% of the time that GPUs of model NVIDIA A100-SXM4-80GB" in summary(story.unknown)
 
 
 def test_opted_out_owners_get_no_alerts(story: Story) -> None:
