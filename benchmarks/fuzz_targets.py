@@ -438,7 +438,7 @@ def _query(data: bytes) -> None:
         link = view.link(page=2)
         require(link.isascii() and " " not in link and '"' not in link, f"the link {link!r}")
         again = read_view("/namespaces", list(URL(link, encoded=True).query.items()), Now(NOW))
-        require(again.filters == view.filters and again.window == view.window, f"{link!r} asks for something else")
+        require(again.question == view.question and again.window == view.window, f"{link!r} asks for something else")
     except ConfigError as error:
         refused = error
     if refused is not None:

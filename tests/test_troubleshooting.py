@@ -106,10 +106,14 @@ def test_quoted_texts_match_the_program() -> None:
 def constants(name: str, paths: Iterator[Path]) -> set[str]:
     """First arguments of all calls of a name, where they are written there."""
     return {
-        str(call.args[0].value)
+        str(constant.value)
         for path in paths
         for called, call, _ in calls(path)
-        if called == name and call.args and isinstance(call.args[0], ast.Constant)
+        if called == name and call.args
+        for constant in (
+            (call.args[0].body, call.args[0].orelse) if isinstance(call.args[0], ast.IfExp) else (call.args[0],)
+        )
+        if isinstance(constant, ast.Constant)
     }
 
 

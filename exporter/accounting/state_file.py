@@ -75,9 +75,10 @@ class StateFile:
         if _checksum(version, body) != checksum:
             raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
         if int(version) != VERSION:
-            reason = "state_newer" if int(version) > VERSION else "state_older"
             reads = f"this program reads version {VERSION}; with the other program, move it back"
-            raise self.set_aside(reason, f"is of version {int(version)}, {reads}")
+            raise self.set_aside(
+                "state_newer" if int(version) > VERSION else "state_older", f"is of version {int(version)}, {reads}"
+            )
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:
