@@ -75,10 +75,8 @@ class StateFile:
         if _checksum(version, body) != checksum:
             raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
         if int(version) != VERSION:
-            reads = f"this program reads version {VERSION}; with the other program, move it back"
-            raise self.set_aside(
-                "state_newer" if int(version) > VERSION else "state_older", f"is of version {int(version)}, {reads}"
-            )
+            why = f"is of version {int(version)}, this program reads version {VERSION}; with that one, move it back"
+            raise self.set_aside("state_newer" if int(version) > VERSION else "state_older", why)
         try:
             state = json.loads(body)
         except (ValueError, RecursionError) as error:
