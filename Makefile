@@ -14,7 +14,7 @@ SCENARIO ?= demo
 # Files or tests to run: make test TESTS=tests/test_rules.py
 TESTS ?= tests
 # Number of parallel test processes, which wait half of their time. 0 runs the tests in one process, for a debugger.
-JOBS ?= $(shell echo $$(($$(nproc) + 2)))
+JOBS ?= $(shell echo $$(($$(nproc) + 3)))
 # Prometheus, promtool and vmalert run for seconds here: less frequent garbage collection saves a seventh of their time.
 test: export GOGC ?= 400
 # Some containers set this variable: each of the hundreds of programs that tests start would then compile all its modules.
