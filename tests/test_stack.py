@@ -17,12 +17,15 @@ import pytest
 
 from exporter.errors import ConfigError
 from gpu_simulator import stack
-from gpu_simulator.announce import Screen, Webhook, find_screen, lines
 from gpu_simulator.stack import (
     ALERTMANAGER_CONFIG,
     RULES,
+    Screen,
     StackOptions,
     Tools,
+    Webhook,
+    alert_text,
+    find_screen,
     find_tools,
     free_port,
     run,
@@ -162,12 +165,12 @@ ALERT = {
 
 
 def test_alert_is_short_and_marked_simulated_with_its_runbook_link() -> None:
-    assert lines(ALERT, Screen(columns=60)).splitlines() == [
+    assert alert_text(ALERT, Screen(columns=60)).splitlines() == [
         "SIMULATED 10:00:00 UTC WARNING  GPUUnderutilised",
         "  Pod a/b leaves its GPU idle.",
         "  http://localhost:9401/runbook#gpuunderutilised",
     ]
-    assert lines({**ALERT, "status": "resolved"}, Screen()).splitlines() == [
+    assert alert_text({**ALERT, "status": "resolved"}, Screen()).splitlines() == [
         "SIMULATED 10:05:00 UTC RESOLVED GPUUnderutilised",
         "  Pod a/b leaves its GPU idle.",
     ]
@@ -176,7 +179,7 @@ def test_alert_is_short_and_marked_simulated_with_its_runbook_link() -> None:
 def test_alerts_have_a_colour_by_severity_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = set()
     for severity in ("critical", "warning", "info"):
-        text = lines({**ALERT, "labels": {"alertname": "A", "severity": severity}}, Screen(colours=True))
+        text = alert_text({**ALERT, "labels": {"alertname": "A", "severity": severity}}, Screen(colours=True))
         looks.add(re.findall(r"\x1b\[[\d;]+m", text)[0])
     assert len(looks) == 3
     monkeypatch.delenv("NO_COLOR", raising=False)

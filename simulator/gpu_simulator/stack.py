@@ -9,18 +9,21 @@ import signal
 import socket
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp import web
 
 from exporter.errors import ConfigError
-from gpu_simulator.announce import Screen, Webhook, find_screen
 from gpu_simulator.fleet_plan import FleetPlan, team_names
 from gpu_simulator.models import table
 from gpu_simulator.past import NODES, Past, demo_fleet
@@ -28,6 +31,85 @@ from gpu_simulator.scenario import load
 
 END_SECONDS = 10.0
 TAIL_LINES = 5
+
+
+Alert = Mapping[str, Any]
+"""Element of ``alerts`` in Alertmanager's webhook payload, version 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """Properties of the output, which is a terminal or a file."""
+
+    columns: int = 100
+    colours: bool = False
+
+    def painted(self, text: str, look: str) -> str:
+        """Return the text in the colour of a severity or state if colours are enabled."""
+        return f"\033[{_COLOURS.get(look, '0')}m{text}\033[0m" if self.colours else text
+
+
+_COLOURS = {"critical": "1;31", "warning": "33", "info": "36", "resolved": "32"}
+_WIDEST = 110
+
+
+def find_screen() -> Screen:
+    """Return the properties of standard output: colours only on a terminal, and not with NO_COLOR."""
+    terminal = sys.stdout.isatty()
+    colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    columns = shutil.get_terminal_size().columns if terminal else _WIDEST
+    return Screen(columns=min(columns, _WIDEST), colours=colours)
+
+
+def alert_text(alert: Alert, screen: Screen) -> str:
+    """Return an alert as a coloured line with time, name and severity, followed by summary and runbook."""
+    labels, annotations = alert.get("labels", {}), alert.get("annotations", {})
+    is_over = alert.get("status") == "resolved"
+    when = str(alert.get("endsAt" if is_over else "startsAt", ""))
+    with suppress(ValueError):
+        when = datetime.fromisoformat(when).astimezone(UTC).strftime("%H:%M:%S UTC")
+    severity = "resolved" if is_over else str(labels.get("severity", "no severity"))
+    head = screen.painted(f"{severity.upper():<8} {labels.get('alertname', 'unnamed alert')}", severity)
+    words = str(annotations.get("summary") or ", ".join(f"{key}={value}" for key, value in sorted(labels.items())))
+    body = words.split() + ([] if is_over else str(annotations.get("runbook_url", "")).split())
+    wrapped = textwrap.fill(" ".join(body), screen.columns - 2, break_long_words=False, break_on_hyphens=False)
+    return f"SIMULATED {when} {head}\n{textwrap.indent(wrapped, '  ')}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Webhook:
+    """HTTP server on loopback that calls ``say`` with the text of each received alert.
+
+    ``port`` is 0 until ``start``.
+    """
+
+    say: Callable[[str], None]
+    screen: Screen = field(default_factory=Screen)
+    port: int = 0
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        app = web.Application()
+        app.router.add_post("/", self._receive)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        try:
+            alerts = (await request.json())["alerts"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            return web.Response(status=400, text="expected Alertmanager's webhook payload, version 4\n")
+        for alert in alerts:
+            self.say(alert_text(alert, self.screen))
+        return web.Response(text="ok\n")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,8 +266,7 @@ def shorten(rules: str, source: str, substitutions: tuple[Substitution, ...] = S
 
 def demo_budgets(fleet: FleetPlan) -> str:
     """Return a budget file for teams of the fleet."""
-    first, second = team_names(fleet)[:2]
-    return str(_CONFIGURATION["budgets"]).format(first=first, second=second)
+    return str(_CONFIGURATION["budgets"]).format(*team_names(fleet))
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,8 +276,6 @@ _LOOK_SECONDS = 0.2
 HISTORY_DAYS = 62
 """Days of the past, so that the previous month is complete."""
 SCRAPE_INTERVAL = "2s"
-GET_THEM = "install them with: make install, or apt-get install prometheus prometheus-alertmanager"
-
 HOUR = "40s"
 """Duration of an hour of activity windows, so that the first alert fires within two minutes."""
 SHIPPED_COST = "http://localhost:9401"
@@ -471,7 +550,8 @@ async def run(
     await webhook.start()
     missing = [name for name in ("prometheus", "alertmanager") if getattr(tools, name) is None]
     if missing:
-        say(f"not on the PATH: {' and '.join(missing)}; running the agent only ({GET_THEM})")
+        packages = "make install, or apt-get install prometheus prometheus-alertmanager"
+        say(f"not on the PATH: {' and '.join(missing)}; running the agent only (install them with: {packages})")
     with tempfile.TemporaryDirectory(prefix="gpu-cost-exporter-") as name:
         directory, making = Path(name), None
         started: list[Program] = []
@@ -501,14 +581,10 @@ async def _until_signalled(options: StackOptions) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    code = await run(options, say=_say, stop=stop, tools=find_tools(), screen=find_screen())
-    _say("stopped: all programs of the demo have exited")
+    say = partial(print, flush=True)
+    code = await run(options, say=say, stop=stop, tools=find_tools(), screen=find_screen())
+    say("stopped: all programs of the demo have exited")
     return code
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def main(scenario: str) -> int:
