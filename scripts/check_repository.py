@@ -260,7 +260,9 @@ def main() -> int:
     findings += namesakes(files)
     pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
     modules = [path for path in files if path.suffix == ".py" and path.parts[0] not in {"tests", "benchmarks"}]
-    manuals = [path for path in files if path.suffix == ".md" and path.parts[0] in {"contrib", "deploy"}]
+    manuals = [
+        path for path in files if path.suffix == ".md" and path.parts[0] in {"contrib", "deploy", "CONTRIBUTING.md"}
+    ]
     texts = [*pages, *manuals, *modules, *filter(is_text, files)]
     findings += [line for path in texts for line in language(path)]
     tests = [path for path in files if path.parts[0] == "tests" and path.name.startswith("test_")]
