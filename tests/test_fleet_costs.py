@@ -337,3 +337,8 @@ def test_bill_sums_to_the_cent_and_every_line_is_within_one_cent(amounts: list[f
 def test_remainder_of_a_distributed_line_is_rounded_to_zero() -> None:
     assert close([10.004, 0.0046, -0.0041]) == [10.0, 0.0, 0.0]
     assert close([0.004] * 100) == [0.01] * 40 + [0.0] * 60
+
+
+def test_cent_of_amounts_below_half_a_cent_goes_to_the_largest() -> None:
+    assert close([0.0, 0.004, 0.004]) == [0.0, 0.01, 0.0]
+    assert close([0.001, 0.004, 0.0045]) == [0.0, 0.0, 0.01]

@@ -267,6 +267,14 @@ async def test_damaged_gzip_answer_is_refused(body: bytes) -> None:
     assert len(server.requests) > 1
 
 
+async def test_unrequested_encoding_is_retried_and_blamed_on_a_proxy() -> None:
+    headers = {"Content-Encoding": "br", "Content-Type": "application/json"}
+    error, server = await refused(lambda _: web.Response(body=b"packed", headers=headers))
+    assert error.reason == "garbage"
+    assert "cannot be unpacked; is there a faulty proxy in between?" in str(error)
+    assert len(server.requests) > 1
+
+
 @pytest.mark.parametrize("length", [1, (1 << 18) - 62, 1 << 18, 3 << 18])
 async def test_gzip_answer_of_any_length_is_read_whole(length: int) -> None:
     rows = vector(({"name": "x" * length}, "1"))

@@ -235,6 +235,7 @@ def test_failing_commands_and_help_show_no_secret(
             ["report", "--prometheus", "https://127.0.0.1:9", "--prometheus-cert-file", named["key"]],
             ["report", "--agent", echo.url, *(one.replace("prometheus-", "agent-", 1) for one in basic)],
             ["report", "--agent", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["report", "--agent", f"user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["agent", "--simulate", "demo", "--web-config", named["web"]],
             ["recommend", *to, *basic],
             ["store", "backfill", "--store", str(tmp_path / "days.sqlite"), *to, *basic],

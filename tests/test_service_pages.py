@@ -203,7 +203,7 @@ def test_currencies_are_never_summed_and_each_is_linked(service: Served, small_f
 
 
 def test_default_currency_is_that_of_most_gpu_hours_on_every_page(service: Served) -> None:
-    for path in ("/", "/by/team", "/by/model", "/by/node", "/owner?team=vision"):
+    for path in ("/", "/by/team", "/by/model", "/by/node", "/owner?team=vision", "/owner?team=vision&columns=funnel"):
         shown = page(service, path)
         assert "Cost USD" in shown.text, path
 

@@ -162,6 +162,7 @@ def test_days_of_a_time_zone_are_contiguous(days: int, zone: tzinfo) -> None:
         ("Europe/Berln", "value 'Europe/Berln' is not a time zone; allowed: an IANA name such as Europe/Berlin"),
         ("../etc/passwd", "is not a time zone"),
         ("Europe", "is not a time zone"),
+        ("/etc/localtime", "value '/etc/localtime' is not a time zone"),
         ("", "is not a time zone"),
     ],
 )

@@ -75,7 +75,7 @@ class StateFile:
         if _checksum(version, body) != checksum:
             raise self.set_aside("state_damaged", "is damaged: its checksum does not match")
         if int(version) != VERSION:
-            why = f"is of version {int(version)}, this program reads version {VERSION}; with that one, move it back"
+            why = f"is of version {int(version)}, this program reads version {VERSION}; use that one, move it back"
             raise self.set_aside("state_newer" if int(version) > VERSION else "state_older", why)
         try:
             state = json.loads(body)

@@ -68,7 +68,7 @@ class Option:
             items = raw.split(",") if isinstance(raw, str) else raw
             return tuple(self.kind.parse(item) for item in items)
         if not isinstance(raw, str):
-            raise ValueError(f"[{', '.join(raw)}]")  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
+            raise ValueError("a list")  # noqa: TRY004 - a list where one value belongs is the user's mistake, not a type error
         return self.kind.parse(raw)
 
     def refusal(self, origin: str, error: ValueError) -> str:

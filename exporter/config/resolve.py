@@ -348,4 +348,5 @@ class EventFormatter(logging.Formatter):
             pairs = "".join(f" {key}={value}" for key, value in more.items())
             return redacted(f"{at} {level.upper():7} {part}: {record.getMessage()}{pairs}")
         event = {"time": at, "level": level, "part": part, "message": record.getMessage(), **more}
+        event |= {key: _LOGIN.sub("...@", value) for key, value in event.items() if isinstance(value, str)}
         return _LOGIN.sub("...@", json.dumps(event, default=str))

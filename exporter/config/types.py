@@ -225,12 +225,13 @@ def http_parts(text: str) -> SplitResult:
         ValueError: It is not an HTTP address. A text that may have a password in it is not repeated.
     """
     given = text.strip()
-    is_plain = given.isascii() and given.isprintable() and not set(' "<>\\^`{|}@?#') & set(given)
+    is_plain = given.isascii() and given.isprintable() and not set(' "<>\\^`{|}?#') & set(given)
     with suppress(ValueError):
         parts = urlsplit(given.rstrip("/"))
-        if is_plain and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+        is_host = parts.hostname and parts.port != 0 and "@" not in parts.netloc
+        if is_plain and is_host and parts.scheme in {"http", "https"}:
             return parts
-    raise ValueError("..." if set("@?#[") & set(given) else text)
+    raise ValueError("..." if set("@?#") & set(given) else text)
 
 
 _ZONE_YEAR = 2026
@@ -255,7 +256,7 @@ def _parse_zone(text: str) -> tzinfo:
     return zone
 
 
-ZONE = OptionType(_parse_zone, "a time zone", "an IANA name such as Europe/Berlin", "ZONE")
+ZONE = OptionType(checked(_parse_zone), "a time zone", "an IANA name such as Europe/Berlin", "ZONE")
 
 EMBEDDED = "embedded"
 DEFAULT_ADDRESS = "localhost:5555"

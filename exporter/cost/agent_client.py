@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -99,10 +99,12 @@ def base_address(given: str) -> str:
     Raises:
         ConfigError: It is no HTTP address.
     """
-    with suppress(ValueError):
+    try:
         parts = http_parts(given if "://" in given else f"http://{given}")
         if not parts.path:
             return parts.geturl()
+    except ValueError as error:
+        given = str(error)  # without a password
     raise ConfigError(
         f"--agent: value '{given}' is not an address of an agent; allowed: an agent's address, as"
         " http://node-a:9400, IPv6 in brackets: http://[::1]:9400"

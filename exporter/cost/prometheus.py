@@ -357,11 +357,11 @@ def _unanswered(settings: PrometheusSettings, error: Exception) -> PrometheusErr
     if isinstance(error, aiohttp.ClientConnectorError):
         why = prometheus_access.why(error.os_error)
         return PrometheusError("unreachable", f"{url}: cannot connect: {why}; is it running there?", retriable=True)
-    if isinstance(error, aiohttp.InvalidURL | aiohttp.ClientResponseError):
-        return prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}")
-    if isinstance(error.__cause__, aiohttp.http_exceptions.ContentEncodingError):
+    if isinstance(error.__cause__, aiohttp.http_exceptions.ContentEncodingError) or "content-encoding" in str(error):
         words = f"{url}: the answer cannot be unpacked; is there a faulty proxy in between?"
         return PrometheusError("garbage", words, retriable=True)
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.ClientResponseError):
+        return prometheus_access.not_prometheus(settings, f"no HTTP: {prometheus_access.one_line(str(error))}")
     before = isinstance(error, aiohttp.ServerDisconnectedError)
     why = "closed before an answer" if before else "broken within the answer"
     return PrometheusError("broken", f"{url}: the connection was {why}; is there a proxy with limits?", retriable=True)

@@ -282,17 +282,18 @@ def close(amounts: Sequence[float]) -> list[float]:
     spread, is 0 as long as others can bear the difference.
     """
     hundredths = [amount * _PER_UNIT for amount in amounts]
-    parts = settled([0.0 if abs(value) <= _HALF else value for value in hundredths], round(sum(hundredths)))
+    parts = settled(hundredths, round(sum(hundredths)), [abs(value) <= _HALF for value in hundredths])
     return [part / _PER_UNIT for part in parts]
 
 
 Exact = TypeVar("Exact", float, Decimal)
 
 
-def settled(exact: Sequence[Exact], whole: int) -> list[int]:
-    """Return the values rounded down or up such that they sum to the whole, the largest remainders up, and 0 last."""
-    parts = [floor(value) for value in exact]
-    order = sorted(range(len(parts)), key=lambda index: (not exact[index], parts[index] - exact[index]))
+def settled(exact: Sequence[Exact], whole: int, small: Sequence[bool] = ()) -> list[int]:
+    """Return the values rounded down or up such that they sum to the whole: largest remainders up, ``small`` last."""
+    small = small or [not value for value in exact]
+    parts = [0 if is_small else floor(value) for value, is_small in zip(exact, small, strict=True)]
+    order = sorted(range(len(parts)), key=lambda index: (small[index], parts[index] - exact[index]))
     # Rounding of floats may leave a little more than a unit for each part, or take one too many.
     while left := whole - sum(parts):
         for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
