@@ -184,7 +184,7 @@ class Judge(PageChecks):
             floor = lowest.get(key, 0.0) - ALLOWED_RATIO
             if carried["uuid"] in in_part:
                 floor = max(min(floor, IDLE_RATIO), lowest.get((carried["uuid"], OF_ENGINE), 0.0) - ALLOWED_RATIO)
-            told = f"{name} {key} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
+            told = f"{name} {carried} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
             self.expect("no false idle", value >= floor, t, told)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
             self.expect("dark while faulty", carried["uuid"] not in dark, t, f"{name} {key} {value}")
