@@ -231,7 +231,7 @@ def http_parts(text: str) -> SplitResult:
         is_host = parts.hostname and parts.port != 0 and "@" not in parts.netloc
         if is_plain and is_host and parts.scheme in {"http", "https"}:
             return parts
-    raise ValueError("..." if set("@?#") & set(given) else text)
+    raise ValueError("..." if set("@?#[") & set(given) else text)
 
 
 _ZONE_YEAR = 2026

@@ -63,12 +63,12 @@ def _ledger(ledger: ShownLedger, node: str) -> Iterator[Series]:
         owner = account.owner
         labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
         carried = named(OWNER_LABELS, node, *labels_of_owner, account.model, account.mode, base=of_ledger)
-        for state, seconds in totals.seconds:
-            yield catalog.GPU_LEDGER_SECONDS_TOTAL, plus(carried, ("state", state)), seconds or None
+        for state, seconds in totals.seconds:  # without plus: states of long ledgers would fill what it remembers
+            yield catalog.GPU_LEDGER_SECONDS_TOTAL, Labels(f'{carried},state="{state}"'), seconds or None
         for currency, money in sorted(totals.money.items()):
             priced = plus(carried, ("currency", currency))
             for state, cost in money:
-                yield catalog.GPU_LEDGER_COST_TOTAL, plus(priced, ("state", state)), cost or None
+                yield catalog.GPU_LEDGER_COST_TOTAL, Labels(f'{priced},state="{state}"'), cost or None
         yield catalog.GPU_LEDGER_ENERGY_JOULES_TOTAL, carried, energy_joules(totals)
         yield catalog.GPU_LEDGER_UNPRICED_SECONDS_TOTAL, carried, totals.unpriced_seconds or None
 

@@ -42,7 +42,7 @@ def named(names: Sequence[str], *values: str | None, base: Labels = NO_LABELS) -
     return _joined(base, tuple(zip(names, values, strict=True)))
 
 
-@lru_cache(maxsize=1 << 16)  # nearly all sets are the same from page to page; a ledger of 2,000 accounts has 24,000
+@lru_cache(maxsize=4096)  # nearly all sets are the same from page to page; bounded, because pods change
 def _joined(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
     text = ",".join([_pair(name, value) for name, value in more if value])
     return Labels(f"{base},{text}" if base and text else base or text)

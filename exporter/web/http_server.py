@@ -183,7 +183,7 @@ class Connection(web.RequestHandler):
         """Answer where a request cannot be read or a handler fails; called by aiohttp."""
         if status == web.HTTPBadRequest.status_code:
             # The parser's own words name the library.
-            message = "the request is not valid HTTP/1.1, can be read in two ways, or has too long headers or cookies\n"
+            message = "this is not an HTTP/1.1 request that can be read in one way only, or its headers are too long\n"
         return super().handle_error(request, status, exc, message)
 
 
