@@ -41,7 +41,7 @@ def alert(
     """An alert as Prometheus sends it, of now."""
     words = {
         "summary": f"{name} of {labels.get('workload_name', labels.get('node', 'all'))}",
-        "description": "Mend: so. Mute: so.",
+        "description": "Fix: so. Mute: so.",
         "runbook_url": f"https://example.com/docs/runbook.md#{name.lower()}",
         "dashboard": "/d/gpu-cost-fleet/gpu-fleet",
     }
@@ -132,7 +132,7 @@ class Alertmanager:
 
 
 def with_webhooks(url: str) -> dict[str, Any]:
-    """The same with a webhook for every receiver that is told anything: it says each alert's labels and state."""
+    """Return the configuration with a webhook for every receiver that gets alerts: it logs labels and state."""
     config = for_test(url)
     for receiver in config["receivers"]:
         if receiver.pop("slack_configs", None):

@@ -185,7 +185,7 @@ def within(spans: Spans, at: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One who holds GPUs from a moment to another; seconds since the epoch of a run."""
+    """A holder of GPUs between two instants, in seconds since the epoch of a run."""
 
     name: str
     begin: float = 0.0

@@ -195,7 +195,7 @@ def end_of(days: int) -> float:
 
 
 def work(path: Path, log: int) -> None:
-    """Close the next days, then some of them again, until killed; each is logged when it is told to be on the disk."""
+    """Close the next days, then some of them again, until killed; each is logged when it is on the disk."""
     with DayStore(path).writing(0.0) as store:
         while True:
             done = len(store.closed_days())
