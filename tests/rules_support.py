@@ -16,7 +16,11 @@ import yaml
 from corpus_support import seconds
 from files_support import read_yaml
 from fleet_support import END_SECONDS, SMALL_FLEET, prometheus, victoria
-from remote_write import Sender, encode_labels, encode_samples
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from remote_write import Sender, encode_labels, encode_samples  # noqa: E402 - lies in a folder of scripts
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _FROM_NOTHING = re.compile(r"__name__|\babsent|\bvector\(|\btime\(\)|\bALERTS\b")
@@ -159,10 +163,6 @@ def _closure(rules: Sequence[_Rule], belongs: Callable[[_Rule], bool]) -> frozen
     while more := {index for index, rule in enumerate(rules) if index not in found and belongs(rule)}:
         found |= more
     return frozenset(found)
-
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
 
 RULES = ROOT / "rules" / "src" / "ledger.yaml"
