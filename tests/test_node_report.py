@@ -22,12 +22,12 @@ from exporter.cli import main
 from exporter.cost.dimensions import LineKey
 from exporter.cost.node_report import AgentLedger, read, write
 from exporter.errors import ExporterError
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Owner, ShareMode
 from exporter.model.ledger import Account, ByState, LedgerView, Price, Totals
 from exporter.model.snapshot import Snapshot
 from exporter.web import node_api
-from exporter.web.responses import Body
-from exporter.web.server import NodeSite
+from exporter.web.server import NodeSite, Renderer
 
 AGENT = "http://node-a:9400"
 
@@ -244,7 +244,7 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 
 
 def agent(newest: Callable[[], Snapshot | None]) -> web.Application:
-    return NodeSite(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
+    return NodeSite(snapshot=newest, renderer=Renderer(ExpositionOptions(), list), release=lambda _: None).app()
 
 
 def answering(body: str, status: int = 200, server: str = "nginx") -> web.Application:

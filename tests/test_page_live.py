@@ -9,9 +9,9 @@ import page_support as made
 import pytest
 from aiohttp import web
 
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model.snapshot import Snapshot
-from exporter.web.responses import Body
-from exporter.web.server import NodeSite
+from exporter.web.server import NodeSite, Renderer
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -25,7 +25,7 @@ async def test_page_refreshes_without_reloading_and_announces_it(tmp_path: Path)
         asked.append(replace(first, node=f"picture-{len(asked)}"))
         return asked[-1]
 
-    app = NodeSite(snapshot=newest, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
+    app = NodeSite(snapshot=newest, renderer=Renderer(ExpositionOptions(), list), release=lambda _: None).app()
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -54,15 +54,14 @@ async def test_fifty_concurrent_scrapers_share_one_rendering_and_compression() -
         made.append(1)
         return []
 
-    renderer, one = Renderer(ExpositionOptions(), nothing), snapshot()
+    class Recording(Renderer):
+        def metrics(self, snapshot: Snapshot | None, accept: str = "") -> Body:
+            bodies.append(super().metrics(snapshot, accept))
+            return bodies[-1]
 
-    def metrics(accept: str) -> Body:
-        bodies.append(renderer.metrics(one, accept))
-        return bodies[-1]
-
-    runner = web.AppRunner(
-        NodeSite(snapshot=lambda: one, metrics=metrics, release=lambda _: None).app(), access_log=None
-    )
+    renderer, one = Recording(ExpositionOptions(), nothing), snapshot()
+    site = NodeSite(snapshot=lambda: one, renderer=renderer, release=lambda _: None)
+    runner = web.AppRunner(site.app(), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

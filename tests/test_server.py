@@ -10,12 +10,12 @@ import page_support
 import pytest
 from service_support import http_server
 
+from exporter.metrics.collector import ExpositionOptions
+from exporter.metrics.text_format import OPENMETRICS
 from exporter.model.attribution import Owner, PodFacts
 from exporter.model.snapshot import Snapshot
-from exporter.web.responses import Body, accepts_gzip
-from exporter.web.server import NodeSite
-
-METRICS = b"# TYPE gpu_up gauge\n" + b"gpu_up 1\n" * 400
+from exporter.web.responses import accepts_gzip
+from exporter.web.server import NodeSite, Renderer
 
 
 @asynccontextmanager
@@ -25,10 +25,8 @@ async def served(
     host: str = "127.0.0.1",
     steady: float = 0.0,
 ) -> AsyncIterator[str]:
-    def metrics(accept: str) -> Body:
-        return Body(METRICS, f"text/plain; asked={accept.split('/', maxsplit=1)[0]}")
-
-    app = NodeSite(snapshot=lambda: snapshot, metrics=metrics, release=release, steady=lambda: steady).app()
+    renderer = Renderer(ExpositionOptions(), list)
+    app = NodeSite(snapshot=lambda: snapshot, renderer=renderer, release=release, steady=lambda: steady).app()
     async with http_server(app, host=host) as port:
         yield f"http://{host}:{port}"
 
@@ -45,22 +43,24 @@ async def asked(
 
 
 async def test_metrics_use_the_negotiated_format_and_accepted_compression() -> None:
-    async with served(page_support.snapshot()) as base:
+    shown = page_support.snapshot(*(page_support.held(number, f"train-{number}") for number in range(64)))
+    page = Renderer(ExpositionOptions(), list).metrics(shown).plain
+    async with served(shown) as base:
         async with asked(base, "/metrics", headers={"Accept": "application/openmetrics-text"}) as (plain, body):
             assert plain.status == 200
-            assert plain.headers["Content-Type"] == "text/plain; asked=application"
+            assert plain.headers["Content-Type"] == OPENMETRICS
             assert plain.headers["Cache-Control"] == "no-store"
-            assert body == METRICS
+            assert body.endswith(b"# EOF\n")
         async with asked(base, "/metrics", headers={"Accept-Encoding": "gzip"}) as (packed, small):
             assert packed.headers["Content-Encoding"] == "gzip"
-            assert len(small) < len(METRICS) / 10
-            assert gzip.decompress(small) == METRICS
+            assert len(small) < len(page) / 10
+            assert gzip.decompress(small) == page
 
 
 async def test_page_links_to_the_configured_cost_service() -> None:
     app = NodeSite(
         snapshot=lambda: page_support.snapshot(page_support.held(0, "train-0")),
-        metrics=lambda _accept: Body(METRICS, "text/plain"),
+        renderer=Renderer(ExpositionOptions(), list),
         release=lambda _: None,
         cost_service_url="https://cost.example/gpu",
     ).app()
@@ -224,7 +224,7 @@ async def test_failing_page_returns_500_and_the_server_continues(caplog: pytest.
     def broken() -> Snapshot:
         raise RuntimeError("boom")
 
-    app = NodeSite(snapshot=broken, metrics=lambda _accept: Body(b"", "text/plain"), release=lambda _: None).app()
+    app = NodeSite(snapshot=broken, renderer=Renderer(ExpositionOptions(), list), release=lambda _: None).app()
     async with http_server(app) as port:
         base = f"http://127.0.0.1:{port}"
         async with asked(base, "/") as (response, body):

@@ -22,11 +22,11 @@ from exporter.config.web_config import load, parse
 from exporter.doctor.findings import Level
 from exporter.doctor.machine import face
 from exporter.errors import ConfigError
+from exporter.metrics.collector import ExpositionOptions
 from exporter.model.snapshot import Snapshot
 from exporter.web import access as web_access
 from exporter.web.access import MOST_WAITING, Passwords, WebAccess
-from exporter.web.responses import Body
-from exporter.web.server import NodeSite
+from exporter.web.server import NodeSite, Renderer
 
 HERE = Path("/etc/web.yaml")
 
@@ -91,7 +91,7 @@ async def served(path: Path, snapshot: Callable[[], Snapshot | None] = page_supp
     access = WebAccess(functools.partial(load, path))
     app = NodeSite(
         snapshot=snapshot,
-        metrics=lambda _: Body(b"gpu_up 1\n", "text/plain"),
+        renderer=Renderer(ExpositionOptions(), list),
         release=lambda _: None,
     ).app()
     async with http_server(app, access=access) as port:
@@ -200,8 +200,10 @@ async def test_only_a_known_user_with_the_right_password_is_accepted(tmp_path: P
     async with served(web_file(tmp_path, users={"alice": hashed(), "zoë": hashed("pass:wörd")})) as one:
         status, body, headers = await one.get()
         assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="gpu-cost-exporter", charset="UTF-8"')
-        assert "gpu_up" not in body
-        assert (await one.get(auth=ALICE))[:2] == (200, "gpu_up 1\n")
+        assert "gpu_exporter_build_info" not in body
+        status, body, _ = await one.get(auth=ALICE)
+        assert status == 200
+        assert "gpu_exporter_build_info" in body
         assert (await one.get(auth=basic("zoë", "pass:wörd")))[0] == 200
         for user, password in (("alice", "wrong"), ("alice", ""), ("bob", PASSWORD), ("", ""), ("ALICE", PASSWORD)):
             assert (await one.get(auth=basic(user, password)))[0] == 401, user
@@ -297,7 +299,7 @@ async def test_only_clients_with_an_allowed_san_are_accepted(certificates: Certi
         assert (await one.get(tls=certificates.client(shown=True)))[0] == 200
     async with served(web_file(folder, tls={**required, "client_allowed_sans": "[other.example]"})) as one:
         assert (await one.get(tls=certificates.client(shown=True)))[0] == 403
-        assert "gpu_up" not in (await one.get(tls=certificates.client(shown=True)))[1]
+        assert "gpu_exporter_build_info" not in (await one.get(tls=certificates.client(shown=True)))[1]
 
 
 async def test_headers_are_added_without_replacing_the_pages_own(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ async def test_plain_http_request_on_the_tls_port_is_closed(certificates: Certif
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         async with asyncio.timeout(20):
-            assert b"gpu_up" not in await reader.read()
+            assert b"gpu_exporter_build_info" not in await reader.read()
         writer.close()
         assert (await one.get(tls=certificates.client()))[0] == 200
 

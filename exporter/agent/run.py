@@ -37,7 +37,6 @@ from exporter.metrics.dcgm_names import LabelStyle
 from exporter.model.snapshot import Snapshot
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, bind
-from exporter.web.responses import Body
 from exporter.web.server import NodeSite, Renderer
 
 STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
@@ -297,7 +296,7 @@ class Agent:
         server = HttpServer(
             app=NodeSite(
                 snapshot=lambda: self.snapshot,
-                metrics=self._metrics,
+                renderer=self.renderer,
                 release=self._release,
                 cost_service_url=self.cost_service_url,
             ).app(),
@@ -403,8 +402,3 @@ class Agent:
                 await asyncio.wait_for(self._saving, SHUTDOWN_SECONDS)
             if save := self.node.metering.begin_save(time.time(), time.monotonic(), last=True):
                 await asyncio.wait_for(self._write(save), SHUTDOWN_SECONDS)
-
-    def _metrics(self, accept: str) -> Body:
-        if self.snapshot is None:
-            return Body(b"", "text/plain; version=0.0.4; charset=utf-8")
-        return self.renderer.metrics(self.snapshot, accept)

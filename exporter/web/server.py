@@ -32,14 +32,46 @@ _OF_DIRECT_CLIENTS = frozenset(
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Renderer:
+    """Renders snapshots and counts what it had to leave out. Not for several threads.
+
+    Args:
+        options: How snapshots are shown.
+        process_families: Gives the process metrics; tests pass ``list`` for a page without them.
+    """
+
+    def __init__(self, options: ExpositionOptions, process_families: Callable[[], list[Family]] | None = None) -> None:
+        self._options = options
+        self._process_families = process_families or ProcessMetrics().families
+        self._dropped = Dropped()
+        self._snapshot: Snapshot | None = None
+        self._families: list[Family] = []
+        self._kept: dict[bool, Kept] = {False: {}, True: {}}
+        self._bodies = Bodies()
+
+    def metrics(self, snapshot: Snapshot | None, accept: str = "") -> Body:
+        """Return the page for an ``Accept`` header; the same body until the next snapshot, empty without one."""
+        if snapshot is None:
+            return Body(b"", text_format.PLAIN)
+        openmetrics = text_format.negotiate(accept)
+        return self._bodies.of(snapshot, openmetrics, lambda: self._body(snapshot, openmetrics=openmetrics))
+
+    def _body(self, snapshot: Snapshot, *, openmetrics: bool) -> Body:
+        if snapshot is not self._snapshot:
+            own = families(snapshot, self._options, self._dropped)
+            self._snapshot, self._families = snapshot, [*own, *self._process_families()]
+        page = text_format.render(self._families, openmetrics=openmetrics, kept=self._kept[openmetrics])
+        return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSite:
     """The agent's page, API, metrics and health."""
 
     snapshot: Callable[[], Snapshot | None]
     """The newest picture of the node; ``None`` before the first."""
-    metrics: Callable[[str], Body]
-    """From an Accept header to the body of ``/metrics``."""
+    renderer: Renderer
+    """Renders the metrics of a snapshot."""
     release: Callable[[float], None]
     """Closes the driver for so many seconds."""
     steady: Callable[[], float] = time.monotonic
@@ -71,7 +103,7 @@ class NodeSite:
 
     async def scrape(self, request: web.Request) -> web.Response:
         """Answer Prometheus."""
-        return response_of(request, self.metrics(request.headers.get(hdrs.ACCEPT, "")))
+        return response_of(request, self.renderer.metrics(self.snapshot(), request.headers.get(hdrs.ACCEPT, "")))
 
     async def devices(self, request: web.Request) -> web.Response:
         """Answer with the node."""
@@ -202,33 +234,3 @@ def _is_local(request: web.Request) -> bool:
     """Return whether the peer of the connection is this host; headers do not count, since any client can write them."""
     found = address_of(request.transport.get_extra_info("peername") if request.transport else None)
     return found is not None and found.is_loopback
-
-
-class Renderer:
-    """Renders snapshots and counts what it had to leave out. Not for several threads.
-
-    Args:
-        options: How snapshots are shown.
-        process_families: Gives the process metrics; tests pass ``list`` for a page without them.
-    """
-
-    def __init__(self, options: ExpositionOptions, process_families: Callable[[], list[Family]] | None = None) -> None:
-        self._options = options
-        self._process_families = process_families or ProcessMetrics().families
-        self._dropped = Dropped()
-        self._snapshot: Snapshot | None = None
-        self._families: list[Family] = []
-        self._kept: dict[bool, Kept] = {False: {}, True: {}}
-        self._bodies = Bodies()
-
-    def metrics(self, snapshot: Snapshot, accept: str = "") -> Body:
-        """Return the page for an ``Accept`` header; the same body until the next snapshot."""
-        openmetrics = text_format.negotiate(accept)
-        return self._bodies.of(snapshot, openmetrics, lambda: self._body(snapshot, openmetrics=openmetrics))
-
-    def _body(self, snapshot: Snapshot, *, openmetrics: bool) -> Body:
-        if snapshot is not self._snapshot:
-            own = families(snapshot, self._options, self._dropped)
-            self._snapshot, self._families = snapshot, [*own, *self._process_families()]
-        page = text_format.render(self._families, openmetrics=openmetrics, kept=self._kept[openmetrics])
-        return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
