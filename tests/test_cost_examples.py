@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from metering_support import holder, namespace_owner, partitioned, use, whole
 
-from exporter.accounting.ledger import Ledgers, money
+from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.accounting.prices import PriceBook, PricedGpu
+from exporter.accounting.prices import PriceBook, PricedGpu, money
 from exporter.config import price_book
 from exporter.model.attribution import NodeFacts, Owner, ShareMode
 from exporter.model.fields import Field

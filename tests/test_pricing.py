@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.accounting.ledger import money
-from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, PriceRow, overlaps, patterns_meet
+from exporter.accounting.prices import Match, OnPrem, PriceBook, PricedGpu, PriceRow, money, overlaps, patterns_meet
 from exporter.model.attribution import NodeFacts
 from exporter.model.ledger import ByState, Price
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from exporter.accounting.prices import money
 from exporter.model.attribution import HolderKey, Owner, is_other_pod
-from exporter.model.ledger import Account, ByState, LedgerView, PodAccount, Portion, Price, ShownLedger, Totals
+from exporter.model.ledger import Account, LedgerView, PodAccount, Portion, Price, ShownLedger, Totals
 from exporter.model.records import read, written
 
 
@@ -87,32 +88,6 @@ class PodTable:
         """Continue from these sums."""
         self._sums = dict(sums)
         self._now = {pod.key: pod for pod in sums}
-
-
-SECONDS_PER_HOUR = 3600.0
-JOULES_PER_KWH = 3.6e6
-
-
-def money(by_state: ByState, energy_joules: float | None, price: Price) -> ByState:
-    """Return the cost of seconds and joules, in the price's currency.
-
-    Args:
-        by_state: Share-weighted seconds.
-        energy_joules: Energy; ``None`` if it was not measured.
-        price: Price of a whole physical GPU at that time.
-
-    Returns:
-        Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
-        like the seconds; energy without any second is unprofiled active money.
-    """
-    per_second = price.per_hour / SECONDS_PER_HOUR
-    seconds = by_state.total
-    energy = (energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
-    if energy and not seconds:
-        return ByState(unprofiled=energy)
-    if energy:
-        per_second += energy / seconds
-    return by_state.scaled(per_second)
 
 
 COST_LABELS_LIMIT = 200

@@ -1,4 +1,4 @@
-"""Prices an hour of a GPU: the rows of a price book and which of them applies."""
+"""Prices use of GPUs: the rows of a price book, which of them applies, and the cost of seconds and joules."""
 
 import fnmatch
 import re
@@ -10,10 +10,12 @@ from math import inf
 from typing import NamedTuple
 
 from exporter.model.attribution import NodeFacts
-from exporter.model.ledger import Portion, Price
+from exporter.model.ledger import ByState, Portion, Price
 from exporter.model.snapshot import DeviceView
 
 HOURS_PER_YEAR = 8760
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
 _PATTERN, _EXACT = 1, 2
 
 
@@ -228,6 +230,28 @@ class PriceBook:
         """The book's name and the parts of a node that it covers, as text; empty without prices."""
         books = [book for book in (self, self.fallback) if book is not None and book.rows]
         return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
+
+
+def money(by_state: ByState, energy_joules: float | None, price: Price) -> ByState:
+    """Return the cost of seconds and joules, in the price's currency.
+
+    Args:
+        by_state: Share-weighted seconds.
+        energy_joules: Energy; ``None`` if it was not measured.
+        price: Price of a whole physical GPU at that time.
+
+    Returns:
+        Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
+        like the seconds; energy without any second is unprofiled active money.
+    """
+    per_second = price.per_hour / SECONDS_PER_HOUR
+    seconds = by_state.total
+    energy = (energy_joules or 0.0) / JOULES_PER_KWH * price.per_kwh
+    if energy and not seconds:
+        return ByState(unprofiled=energy)
+    if energy:
+        per_second += energy / seconds
+    return by_state.scaled(per_second)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from exporter.accounting.ledger import money as cost_of
 from exporter.accounting.prices import PriceBook, PricedGpu
+from exporter.accounting.prices import money as cost_of
 from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, LineKey
 from exporter.cost.window import HOUR_SECONDS, Window
 from exporter.model.attribution import NodeFacts

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from exporter.accounting.prices import JOULES_PER_KWH
 from exporter.cost.dimensions import DIMENSIONS, LABEL, Dimension, LineKey
 from exporter.cost.document import PARTS, document_without_lines, line_documents, money_kinds, parts
 from exporter.cost.foot import HOUR, Remark, failure_words, remarks, write_foot
@@ -310,7 +311,6 @@ def _text(value: object) -> str:
     return encodable(_ENCODER.encode(value))
 
 
-JOULES_PER_KWH = 3.6e6
 _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
 """Names of columns that differ from those of the dimensions."""
 MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
