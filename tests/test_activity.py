@@ -240,6 +240,16 @@ def test_new_gpu_is_not_idle_before_dcgm_reports_its_codecs() -> None:
     assert set(judged[6:]) == {""}
 
 
+@pytest.mark.parametrize("before", [{}, {Field.GPU_UTIL: 0, **CODECS_AT_REST}], ids=["never measured", "idle before"])
+def test_gpu_with_returning_values_is_not_idle_before_dcgm_reports_its_codecs(before: dict[Field, float]) -> None:
+    device = Track(model="NVIDIA H200", from_dcgm=frozenset({Field.GPU_UTIL}))
+    device.see(before)
+    assert {one.reason for one in device.see({}, 120)} == {"no_source"}, "listed, but without values"
+    assert [one.reason for one in device.see({Field.GPU_UTIL: 4}, 7)] == ["incomplete"] * 5 + [""] * 2
+    device.judge.interrupt(["GPU-0", "GPU-1"])
+    assert device.see({Field.GPU_UTIL: 4})[0].reason == "incomplete", "it was down between two readings"
+
+
 def test_new_instance_measured_by_dcgm_is_not_idle_before_nvml_reports_codecs() -> None:
     device = Track(**INSTANCE, model="NVIDIA H100 80GB HBM3", from_dcgm=DCGM, process_count=2)
     judged = [one.reason for one in device.see(IDLE_ENGINE, 10)]

@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 from functools import lru_cache
@@ -46,7 +46,8 @@ RECENT_SECONDS = 60.0
 """A source can measure an engine if it measured it within this time."""
 
 SETTLING_SECONDS = 5.0
-"""Time after start in which DCGM or NVML may not have reported an engine of a device that DCGM measures."""
+"""Time after a device's first values, and after each return of them, in which DCGM or NVML may not have reported all
+engines of a device that DCGM measures."""
 
 _NOISE = 0.005
 """Activity of a codec or of the PCIe link below this is no evidence of use."""
@@ -239,7 +240,8 @@ class _Means:
 class _Memory:
     """Data of one device that is kept between samples."""
 
-    first_seen_seconds: float
+    measured_since_seconds: float = math.inf
+    """Instant from which on its compute engine was measured without interruption; infinite while it is not."""
     means: _Means = field(default_factory=lambda: _Means((0.0, 0.0)))
     """Means of engine activity and utilisation."""
     unexplained: _Means = field(default_factory=lambda: _Means((0.0,)))
@@ -273,30 +275,32 @@ class _Memory:
 
     def unmeasured(self, sample: Observation, found: _Found) -> list[EngineRow]:
         """Record the engines that a sample measured, and return the device's other engines."""
+        is_measured = EngineClass.COMPUTE in found
+        self.measured_since_seconds = min(self.measured_since_seconds, sample.at_seconds) if is_measured else math.inf
         for engine, (ratio, _) in found.items():
             self.measured[engine] = sample.at_seconds, ratio
         return [row for row in engines_of(sample.level, sample.model) if row.engine not in found]
 
     def age_seconds(self, row: EngineRow, at_seconds: float) -> float:
-        """Return the time since an engine was last measured."""
+        """Return the time since an engine was last measured, or for which others have been."""
         last = self.measured.get(row.engine)
-        return at_seconds - (self.first_seen_seconds if last is None else last[0])
+        return at_seconds - (self.measured_since_seconds if last is None else last[0])
 
     def may_be_in_use(self, row: EngineRow, sample: Observation, *, nvml_reads: bool) -> bool:
         """Return whether an engine that a sample did not measure may be busy.
 
         It may be busy in four cases: it was measured a short time ago, so only this reading is missing; it was busy
-        when last measured; the device is new and DCGM or NVML may not have reported the engine yet; or the GPU's
-        engine is in use. Without a process, no engine is in use.
+        when last measured; the device's values have just begun or returned and DCGM or NVML may not have reported the
+        engine yet; or the GPU's engine is in use. Without a process, no engine is in use.
         """
         if sample.runs_nothing:
             return False
         last = self.measured.get(row.engine)
-        new = sample.at_seconds - self.first_seen_seconds < SETTLING_SECONDS
+        settling = sample.at_seconds - self.measured_since_seconds < SETTLING_SECONDS
         reported = sample.level is DeviceLevel.GPU or (
             sample.level is DeviceLevel.INSTANCE and nvml_reads and not _INSTANCE_WITHOUT_CODECS.search(sample.model)
         )
-        if last is None and new and reported and sample.from_dcgm:
+        if settling and reported and sample.from_dcgm:
             return True
         if last is not None and (sample.at_seconds - last[0] <= RECENT_SECONDS or last[1] > _NOISE):
             return True
@@ -326,7 +330,7 @@ class ActivityJudge:
             The activity of the busiest engine. Unknown without a compute reading, for contradicting readings, and for
             a device that is idle except for an unmeasured engine that may be in use.
         """
-        memory = self._memory.setdefault(sample.uuid, _Memory(sample.at_seconds))
+        memory = self._memory.setdefault(sample.uuid, _Memory())
         board = sample.parent_values if sample.level is DeviceLevel.INSTANCE else None
         pcie_ratio = effective.pcie_use(sample.values if board is None else board)
         found = _measured(sample, pcie_ratio)
@@ -358,6 +362,12 @@ class ActivityJudge:
             self._count(memory, "impossible_profile", holds=not is_possible)
             busiest = replace(busiest, profile=profile)
         return Judgement(activity=busiest)
+
+    def interrupt(self, uuids: Iterable[str]) -> None:
+        """Record that devices are not measured now: DCGM returns their engines one after the other."""
+        for uuid in uuids:
+            if memory := self._memory.get(uuid):
+                memory.measured_since_seconds = math.inf
 
     def forget(self, keep: frozenset[str]) -> None:
         """Forget devices that are not in ``keep``."""

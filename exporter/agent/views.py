@@ -123,6 +123,8 @@ class Viewer:
         self, reading: Reading, attribution: Attribution, xids: Mapping[str, XidRecord], now: float
     ) -> tuple[DeviceView, ...]:
         """Return one view per GPU, each followed by its MIG instances; ``now`` is of the monotonic clock."""
+        down = (gpu for gpu in reading.gpus if gpu.state is not DeviceState.UP)
+        self.judge.interrupt(device.uuid for gpu in down for device in gpu.with_instances)
         if self._judged_at != reading.taken_at_seconds:
             self._judged_at, self._judgements = reading.taken_at_seconds, self._judged(reading)
         views: list[DeviceView] = []
