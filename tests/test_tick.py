@@ -188,6 +188,21 @@ def test_failed_tick_is_counted_while_the_last_snapshot_is_shown(trees: Path) ->
     assert (shown.devices, shown.errors) == (last.devices, {("agent", "tick"): 1})
 
 
+@pytest.mark.parametrize("name", ["nvml", "dcgm"])
+def test_failed_ticks_leave_no_values_and_report_no_gpu_as_down(trees: Path, name: str) -> None:
+    source = DirectSource(name=name)
+    attributor = Attributor(kubelet=None, lookup=PodLookup(trees / "proc", trees / "pods"), expiry_seconds=60.0)
+    node = plain_node(Sources(nvml=source, stale_after_seconds=3.0), attributor)
+    busy = GpuReading(gpu=Gpu(uuid=WHOLE, index=0, minor=0, model="H100", pci_bus_id=""), values={Field.GPU_UTIL: 50})
+    source.readings.append(Reading(source=name, taken_at_seconds=EPOCH, duration_seconds=0.0, gpus=(busy,)))
+    shown = node.after_failed_tick(node.tick(EPOCH, 0.0), EPOCH + 60.0, 60.0)
+    page = {family.name: samples_of(family) for family in families(shown, ExpositionOptions())}
+    assert {"gpu_info", "gpu_exporter_source_up"} <= page.keys()
+    assert not {"gpu_up", "gpu_activity_ratio", "DCGM_FI_DEV_GPU_UTIL"} & page.keys()
+    assert {dict(one.pairs)["state"] for one in page["gpu_devices"]} == {"expected"}, "GPUMissing needs present"
+    assert not shown.ready
+
+
 def check(snapshot: Snapshot, allocations: Allocations | None) -> None:
     listed = {(c.namespace, c.pod, c.container) for c in allocations.containers} if allocations else set()
     for view in snapshot.devices:

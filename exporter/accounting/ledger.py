@@ -260,9 +260,9 @@ def ledger_of(data: Mapping[str, Any]) -> Ledger:
 
 
 ACCOUNT_LIMIT = 2000
-"""Owners in a ledger; above it, a new ledger begins. The pods of a node are far fewer."""
+"""Accounts in a ledger; above it, a new ledger begins. The pods of a node are far fewer."""
 FORMER_SECONDS = 25 * 3600.0
-"""Time for which an ended ledger is shown: the longest range of the recording rules."""
+"""Time for which an ended ledger is shown: a Prometheus that was away for a day still scrapes it."""
 FORMER_LIMIT = 8
 """Maximum number of ended ledgers that are kept."""
 PATIENCE_SECONDS = 3600.0
@@ -473,7 +473,7 @@ class Ledgers:
         self._folded = new if len(self._folded) > self.account_limit else self._folded | new
 
     def _is_full(self, sheet: Sheet, charged: Iterable[object]) -> bool:
-        """Whether a new ledger must begin; false if the owners charged now are already too many by themselves."""
+        """Whether a new ledger must begin; false if the accounts charged now are already too many by themselves."""
         count = len(sheet.accounts)
         return count > self.account_limit and count > 2 * len({*charged})
 

@@ -156,7 +156,8 @@ def _without_values(view: DeviceView) -> DeviceView:
     """Return a device that was last seen too long ago: identity, holders and events stay, measured values do not."""
     return replace(
         view,
-        state=DeviceState.FAILED if view.state is DeviceState.UP else view.state,
+        # The agent has failed, which is no fact about the GPU.
+        state=DeviceState.UNKNOWN if view.state is DeviceState.UP else view.state,
         reason=view.reason or "stale",
         values={},
         activity=None,

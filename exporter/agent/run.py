@@ -86,10 +86,7 @@ SHUTDOWN_SECONDS = 2.0
 _HOUR_SECONDS = 3600.0
 
 
-async def run(
-    config: AgentConfig,
-    commands: Mapping[str, Sequence[str]],
-) -> int:
+async def run(config: AgentConfig, commands: Mapping[str, Sequence[str]]) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
     Args:
@@ -150,12 +147,7 @@ def _engine_host(config: AgentConfig) -> str:
     return host
 
 
-def _node(
-    config: AgentConfig,
-    collectors: Collectors,
-    book: PriceBook,
-    commands: Mapping[str, Sequence[str]],
-) -> Node:
+def _node(config: AgentConfig, collectors: Collectors, book: PriceBook, commands: Mapping[str, Sequence[str]]) -> Node:
     interval = config.sampling.interval_seconds
     simulated = bool(commands)
     sysfs = Path("/nonexistent" if simulated else "/sys")
@@ -326,13 +318,12 @@ class Agent:
     async def _ticks(self) -> None:
         """Tick at each interval, and when DCGM begins to profile, so its figures do not wait for the next tick."""
         loop = asyncio.get_running_loop()
-        interval = self.node.sample_interval_seconds
         dcgm = self.node.sources.dcgm
         begun = dcgm.profiling_begun if dcgm else asyncio.Event()
         due = loop.time()
         while True:
             if loop.time() >= due:
-                due = max(due + interval, loop.time())
+                due = max(due + self.node.sample_interval_seconds, loop.time())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await begun.wait()
@@ -390,9 +381,8 @@ class Agent:
         error: StateError | None
         try:
             error = await asyncio.to_thread(save.write)
-        except (RuntimeError, MemoryError) as problem:  # no thread available: the next save may get one
-            words = str(problem) or "no memory"
-            error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {words}")
+        except (RuntimeError, MemoryError) as why:  # no thread available: the next save may get one
+            error = StateError("state_unwritable", f"state: cannot write {save.file.path}: {str(why) or 'no memory'}")
         self.node.metering.end_save(save, error)
 
     async def _save_last(self) -> None:

@@ -86,7 +86,8 @@ GPU_INFO = _device("gpu_info", "parent_uuid", "pci_bus_id", "minor", "driver_ver
     "device node."
 )
 GPU_UP = _device("gpu_up").meaning(
-    "1 while a physical GPU answers its driver, else 0; absent if DCGM is the only source and gives no values."
+    "1 while a physical GPU answers its driver, else 0. Absent while unknown: DCGM is the only source and gives no "
+    "values, or the agent's loop fails."
 )
 GPU_DEVICES = _own("gpu_devices", "node", "state").meaning(
     "Physical GPUs of the node by state: present (enumerated and not lost), expected, advertised (healthy for "
@@ -103,8 +104,9 @@ GPU_SHARE_RATIO = _device("gpu_share_ratio").meaning(
     "A MIG instance's part of its physical GPU, 0-1, held or free; a whole GPU has no series."
 )
 GPU_ACTIVITY_RATIO = _device("gpu_activity_ratio", "source", "measured_by").meaning(
-    "Activity of the device over the last sample, 0-1: the busiest of its compute, video, JPEG and flow engines. "
-    "source is the measure, measured_by the library (nvml, dcgm); absent if unmeasured."
+    "Activity of the device over the last sample, 0-1: the busiest of its compute, video, JPEG, flow and copy engines. "
+    "source is the measure (engine, utilisation, codec, copy), measured_by the library (nvml, dcgm); absent if "
+    "unmeasured."
 )
 GPU_EFFECTIVE_RATIO = _device("gpu_effective_ratio").meaning(
     "Use of the resource nearest to its limit over the last sample, 0-1 and at most gpu_activity_ratio: an upper bound "

@@ -213,7 +213,7 @@ def _info(plain: Labels, use: PodUse) -> Labels:
 
 def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
     counts = {
-        "present": None if snapshot.reading is None else present(snapshot),
+        "present": present(snapshot),
         "expected": snapshot.expected_devices,
         "advertised": snapshot.attribution.advertised_devices,
         "allocated": snapshot.attribution.allocated_devices,
@@ -226,10 +226,12 @@ def _devices(page: PageBuilder, snapshot: Snapshot) -> None:
         page.metric(catalog.GPU_NODE_INFO, named(catalog.GPU_NODE_INFO.labels, *known), 1)
 
 
-def present(snapshot: Snapshot) -> int:
-    """Return the number of physical GPUs that the driver lists and that are not lost."""
-    gone = {DeviceState.LOST, DeviceState.MISSING}
-    return sum(1 for view in snapshot.devices if view.instance is None and view.state not in gone)
+def present(snapshot: Snapshot) -> int | None:
+    """Return the number of physical GPUs that the driver lists and that are not lost; ``None`` while unknown."""
+    states = [view.state for view in snapshot.devices if view.instance is None]
+    if snapshot.reading is None or DeviceState.UNKNOWN in states:
+        return None
+    return sum(state not in {DeviceState.LOST, DeviceState.MISSING} for state in states)
 
 
 def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:

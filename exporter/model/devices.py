@@ -22,7 +22,8 @@ class DeviceState(StrEnum):
     MISSING = "missing"
     """The GPU was present before and is not enumerated now."""
     UNKNOWN = "unknown"
-    """The host engine that replaces the driver has no values now, which does not indicate a fault of the GPU."""
+    """The host engine that replaces the driver, or the agent, has no values now, which does not indicate a fault of
+    the GPU."""
 
 
 class SourceState(StrEnum):

@@ -303,7 +303,7 @@ def _disagreement(snapshot: Snapshot) -> str:
     """Return how many GPUs driver, device plugin and kubelet count, where these differ."""
     seen, kubelet = present(snapshot), snapshot.attribution
     advertised, held = kubelet.advertised_devices, kubelet.allocated_devices
-    if snapshot.reading is None or (advertised in {None, seen} and (held is None or held <= seen)):
+    if seen is None or (advertised in {None, seen} and (held is None or held <= seen)):
         return ""
     counts = ((seen, "seen by the driver"), (advertised, "advertised by the kubelet"), (held, "held by pods"))
     return ", ".join(f"{count} {what}" for count, what in counts if count is not None)
