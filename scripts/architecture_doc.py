@@ -19,6 +19,7 @@ SPINE = (
     "agent/sources",
     "attribution/join",
     "agent/views",
+    "accounting/activity",
     "agent/metering",
     "accounting/meter",
     "accounting/gpu_split",
