@@ -210,9 +210,8 @@ schema_tools() {
   cp tests/grafana_schema/package-lock.json "$place/node_modules/.lock"
 }
 
-# Tools that check the manifests: helm, kubeconform and its schemas. requirements/dev.txt contains hadolint.
+# Tools that check the manifests: helm, and schemas of custom resources. requirements/dev.txt contains hadolint.
 helm_version=v3.17.3
-kubeconform_version=v0.8.0
 prometheus_operator_version=v0.85.0
 
 deploy_tools() {
@@ -222,7 +221,6 @@ deploy_tools() {
     say "building helm $helm_version, because no package for this machine exists; this takes minutes"
     go_program helm.sh/helm/v3/cmd/helm "$helm_version" || skipped=1
   fi
-  have kubeconform || go_program github.com/yannh/kubeconform/cmd/kubeconform "$kubeconform_version" || skipped=1
   manifest_schemas || skipped=1
   compose_schema || skipped=1
 }
@@ -233,25 +231,22 @@ go_program() {
   GOBIN=$tools/bin GOFLAGS= go install "$1@$2" || { say "skipped: ${1##*/} (go install $1@$2 failed)"; return 1; }
 }
 
-# A package of the virtual environment has the schemas of Kubernetes, the Go module of the Prometheus operator those of its
-# kinds: without Go only the former are written.
+# The schemas of the Prometheus operator's kinds, from the CRDs in its Go module.
 manifest_schemas() {
-  local module=github.com/prometheus-operator/prometheus-operator folder crds=() written=0
-  if have go && folder=$(cd "$tools" && GOFLAGS= go mod download -json "$module@$prometheus_operator_version" |
-      sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') && [ -n "$folder" ]; then
-    for kind in podmonitors servicemonitors prometheusrules; do
-      crds+=("$folder/example/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml")
-    done
-  else
+  local module=github.com/prometheus-operator/prometheus-operator folder kind crds=()
+  folder=$(cd "$tools" && GOFLAGS= go mod download -json "$module@$prometheus_operator_version" 2>/dev/null |
+    sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') && [ -n "$folder" ] || {
     say "skipped: schemas of PodMonitor, ServiceMonitor and PrometheusRule (go mod download $module failed, or Go not found)"
-    written=1
-  fi
-  rm -rf "$tools/schemas"
-  .venv/bin/python scripts/schemas.py "$tools/schemas" "${crds[@]}" || {
-    say "skipped: schemas of manifests (scripts/schemas.py failed)"
     return 1
   }
-  return "$written"
+  for kind in podmonitors servicemonitors prometheusrules; do
+    crds+=("$folder/example/prometheus-operator-crd/monitoring.coreos.com_$kind.yaml")
+  done
+  rm -rf "$tools/schemas"
+  .venv/bin/python scripts/schemas.py "$tools/schemas" "${crds[@]}" || {
+    say "skipped: schemas of PodMonitor, ServiceMonitor and PrometheusRule (scripts/schemas.py failed)"
+    return 1
+  }
 }
 
 # The schema of compose files, published in the Go module of the parser.

@@ -19,11 +19,14 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from agent_support import answering
-from files_support import read_documents, read_yaml
+from files_support import LOADER, read_documents, read_yaml
 from fleet_support import tool
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from gpu_simulator.stack import free_port
 
@@ -36,6 +39,8 @@ PLATFORMS = ("gpu-operator", "eks", "gke", "aks", "openshift", "k3s", "bare")
 SIMULATED = "agent: {config: {simulate: demo}}"
 OPERATOR_API = "monitoring.coreos.com/v1"
 SCHEMAS = ROOT / ".tools" / "schemas"
+"""Of custom resources."""
+BUILT_IN_SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 KUBERNETES_VERSIONS = ("1.27", "1.37")
 """The oldest and the newest that the chart is for."""
 COPIES = ("rules.yaml", "dashboards.yaml")
@@ -157,23 +162,51 @@ def all_of_kind(found: Iterable[Document], kind: str, component: str = "") -> li
     return [one for one in found if one["kind"] == kind and component in one["metadata"]["name"]]
 
 
-def kubeconform(version: str, *paths: Path) -> list[str]:
-    """What kubeconform says of files of manifests, strictly; nothing where all of them are right."""
-    if not (SCHEMAS / "crd").is_dir():
+class _StrictLoader(LOADER):
+    """Refuses a key that is twice in a mapping, as the API server does with strict validation."""
+
+    def construct_mapping(self, node: yaml.MappingNode, *, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if len(keys) > len(set(keys)):
+            raise yaml.constructor.ConstructorError(None, None, f"a key is there twice: {keys}", node.start_mark)
+        return dict(super().construct_mapping(node, deep=deep))
+
+
+def manifest_problems(version: str, path: Path) -> list[str]:
+    """What the schemas of a version of Kubernetes, and of custom resources, find wrong with manifests, strictly."""
+    return [found for document in _strictly_read(path) for found in _problems(version, document) or ()]
+
+
+def without_schema(version: str, path: Path) -> set[str]:
+    """Return the kinds in a file of manifests that have no schema; everything else in it is strictly valid."""
+    assert manifest_problems(version, path) == []
+    return {document["kind"] for document in _strictly_read(path) if _problems(version, document) is None}
+
+
+def _strictly_read(path: Path) -> list[Document]:
+    if not SCHEMAS.is_dir():
         pytest.skip("needs the schemas of .tools/schemas: make install")
-    places = [f"{SCHEMAS}/{{{{.NormalizedKubernetesVersion}}}}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
-    places += [f"{SCHEMAS}/crd/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
-    where = [word for place in places for word in ("-schema-location", place)]
-    command = [tool("kubeconform"), "-strict", "-kubernetes-version", f"{version}.0", *where, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    return (done.stdout + done.stderr).splitlines()
+    return [document for document in yaml.load_all(path.read_text(encoding="utf-8"), _StrictLoader) if document]
 
 
-def without_schema(version: str, *paths: Path) -> set[str]:
-    """Return the kinds in files of manifests that have no schema; everything else in them is strictly valid."""
-    told = {line: re.search(r"could not find schema for (\w+)$", line) for line in kubeconform(version, *paths)}
-    assert [line for line, found in told.items() if found is None] == []
-    return {found[1] for found in told.values() if found is not None}
+def _problems(version: str, document: Document) -> list[str] | None:
+    """What is wrong with a manifest; ``None`` if there is no schema for its kind."""
+    group, _, api_version = document["apiVersion"].rpartition("/")
+    name = "-".join(word for word in (document["kind"].lower(), group.partition(".")[0], api_version) if word)
+    folder = BUILT_IN_SCHEMAS / f"v{version}.0-local-strict"
+    path = next((one for one in (folder / f"{name}.json", SCHEMAS / f"{name}.json") if one.is_file()), None)
+    if path is None:
+        return None
+    what = f"{document['kind']} {document['metadata']['name']}"
+    check = Draft202012Validator(json.loads(path.read_text(encoding="utf-8")), registry=_definitions(folder))
+    return [f"{what}: {error.json_path}: {error.message}" for error in check.iter_errors(document)]
+
+
+@lru_cache
+def _definitions(folder: Path) -> Registry[Any]:
+    """What the schemas of a version of Kubernetes refer to."""
+    definitions = Resource.from_contents(json.loads((folder / "_definitions.json").read_text(encoding="utf-8")))
+    return definitions @ Registry()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from chart_support import (
     CHART,
     EVERYTHING,
@@ -26,7 +27,7 @@ from chart_support import (
     all_of_kind,
     documents,
     helm,
-    kubeconform,
+    manifest_problems,
     of_kind,
     read,
     rendered,
@@ -141,12 +142,15 @@ def test_every_manifest_is_strictly_valid(version: str, tmp_path: Path) -> None:
     assert without_schema(version, path) == WITHOUT_SCHEMA
 
 
-def test_validation_detects_misspelt_keys_in_custom_resources(tmp_path: Path) -> None:
+def test_validation_detects_misspelt_and_repeated_keys(tmp_path: Path) -> None:
     text = without_copies(rendered(EVERYTHING))
     path = tmp_path / "wrong.yaml"
     path.write_text(text.replace("honorLabels:", "honourLabels:").replace("hostPID:", "hostPid:"))
     for said in ("honourLabels", "hostPid"):
-        assert any(said in line for line in kubeconform("1.37", path))
+        assert any(said in line for line in manifest_problems("1.37", path))
+    path.write_text("kind: ConfigMap\napiVersion: v1\nmetadata: {name: a, name: b}\n")
+    with pytest.raises(yaml.YAMLError, match="twice"):
+        manifest_problems("1.37", path)
 
 
 @pytest.mark.parametrize(("more", "names"), [("", [""]), (", ineffective: true", ["", "-ineffective"])])

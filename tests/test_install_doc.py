@@ -14,7 +14,7 @@ from typing import Any
 import files_support
 import pytest
 import yaml
-from chart_support import OPERATOR_API, PLATFORMS, helm, kubeconform
+from chart_support import OPERATOR_API, PLATFORMS, helm, manifest_problems
 from files_support import CHART, ROOT, blocks, commands, named_files, page, read_documents, read_yaml
 from fleet_support import tool
 from service_support import make_certificates
@@ -171,7 +171,7 @@ def test_opencost_policy_is_valid_and_selects_the_agents(releases: list[list[Doc
     assert selector.items() <= pod(releases[0], "DaemonSet")["metadata"]["labels"].items()
     path = tmp_path / "policy.yaml"
     path.write_text(text, encoding="utf-8")
-    assert kubeconform("1.37", path) == []
+    assert manifest_problems("1.37", path) == []
 
 
 def test_promtool_accepts_the_scrape_job_and_the_queries(tmp_path: Path) -> None:
