@@ -259,6 +259,17 @@ async def test_oversized_header_is_refused_and_the_next_client_served(head: byte
         assert (await client.rest())[:13] in {b"", b"HTTP/1.0 400 ", b"HTTP/1.1 400 "}
 
 
+async def test_head_of_many_small_headers_over_the_limit_is_not_answered() -> None:
+    async with served(Limits(head_bytes=2000, head_seconds=1.0)) as one:
+        client = await one.client()
+        with contextlib.suppress(ConnectionError):
+            for line in (b"GET /quick HTTP/1.1\r\nHost: x\r\n", *[b"x: " + b"y" * 100 + b"\r\n"] * 30, b"\r\n"):
+                client.writer.write(line)
+                await client.writer.drain()
+                await asyncio.sleep(0.001)  # in one piece, the request would be read before it is counted
+        assert await client.rest() == b""
+
+
 @pytest.mark.parametrize("head", ["Content-Length: 100000000\r\n", "Transfer-Encoding: chunked\r\n"])
 async def test_oversized_body_is_refused(head: str) -> None:
     async with served() as one:

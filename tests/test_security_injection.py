@@ -129,6 +129,16 @@ def test_log_event_is_one_printable_line(message: str, extra: str) -> None:
         assert (told["message"], told["pod"]) == (message, extra)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_log_event_hides_user_and_password_of_an_address(*, as_json: bool) -> None:
+    formatter = EventFormatter(as_json=as_json)
+    line = formatter.format(record("cannot reach https://alice:secret@prometheus:9090/x", "http://alice:secret@agent"))
+    assert "alice" not in line
+    assert "secret" not in line
+    assert "https://...@prometheus:9090/x" in line
+    assert "http://...@agent" in line
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_message_of_a_command_is_one_printable_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     say(f"the server says {name}; fix it")

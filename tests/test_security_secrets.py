@@ -237,6 +237,9 @@ def test_failing_commands_and_help_show_no_secret(
             ["report", "--agent", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["report", "--agent", f"user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["agent", "--simulate", "demo", "--web-config", named["web"]],
+            ["agent", "--simulate", "demo", "--listen", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["agent", "--dcgm-address", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["top", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["recommend", *to, *basic],
             ["store", "backfill", "--store", str(tmp_path / "days.sqlite"), *to, *basic],
         ]
