@@ -220,7 +220,7 @@ def _state(books: Books, now: float) -> dict[str, Any]:
 
 
 def _save(books: Books, now: float) -> dict[str, Any]:
-    saved = books.ledgers.begin_save(lambda owner, _: owner, now=OPENS_AT + now, steady=STEADY_AT_START + now)
+    saved = books.ledgers.begin_save(lambda owner: owner, OPENS_AT + now)
     books.ledgers.saved()
     return saved
 

@@ -141,11 +141,11 @@ class WatchedLedgers(Ledgers):
         self._charges.append((tuple(portions), dict(prices)))
         super().charge(portions, prices, now=now, steady=steady)
 
-    def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
+    def settle(self, owner_of: Callable[[Owner], Owner]) -> None:
         """Settle owners, which ends what is charged for a reading."""
         self._readings.append(self._charges)
         self._charges = []
-        super().settle(owner_of, steady)
+        super().settle(owner_of)
 
     def taken(self) -> list[list[Charge]]:
         """Return what was charged for each reading since the last call."""

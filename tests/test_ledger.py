@@ -55,11 +55,11 @@ def second(
     )
 
 
-def unknown_owner(provisional: Owner, _: float) -> Owner:
+def unknown_owner(provisional: Owner) -> Owner:
     return provisional
 
 
-def known_owner(provisional: Owner, _: float) -> Owner:
+def known_owner(provisional: Owner) -> Owner:
     return replace(provisional, provisional=False)
 
 
@@ -70,7 +70,7 @@ class Node:
     saves: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     linger_seconds: float = 300.0
-    owner_of: Callable[[Owner, float], Owner] = unknown_owner
+    owner_of: Callable[[Owner], Owner] = unknown_owner
     now: float = 0.0
     disk: bytes = b""
     written: bytes = b""
@@ -91,10 +91,10 @@ class Node:
     def charge(self, *portions: Portion, prices: dict[str, Price] | None = None, passed: float = 1.0) -> None:
         self.now += passed
         self.ledgers.charge(portions, prices or {}, now=NOON + self.now, steady=self.now)
-        self.ledgers.settle(self.owner_of, self.now)
+        self.ledgers.settle(self.owner_of)
 
     def begin(self) -> None:
-        self.written = to_json(self.ledgers.begin_save(self.owner_of, now=NOON + self.now, steady=self.now))
+        self.written = to_json(self.ledgers.begin_save(self.owner_of, NOON + self.now))
 
     def finish(self, *, written: bool = True, noticed: bool = True) -> None:
         """End a save: whether the file was replaced, and whether the agent knows that."""
@@ -209,7 +209,7 @@ def test_new_ledger_has_room_for_other_cost_label_combinations() -> None:
 
 
 def test_pending_charges_are_bounded_by_the_cost_label_limit() -> None:
-    node = Node(owner_of=lambda _owner, _steady: labelled("late").owner)
+    node = Node(owner_of=lambda _owner: labelled("late").owner)
     for number in range(COST_LABELS_LIMIT):
         node.charge(second(labelled(number), active=1.0))
     node.charge(second(WAITS, active=2.0))

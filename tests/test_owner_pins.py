@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sized
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -86,13 +87,13 @@ def test_namespace_owner_from_missing_metadata_is_not_pinned() -> None:
 def metered(owners: Owners, ledgers: Ledgers, meter: Meter, seconds: range) -> None:
     for second in seconds:
         ledgers.charge(meter.add((held(),), float(second)), {}, now=float(second), steady=float(second))
-        ledgers.settle(owners.settled, float(second))
+        ledgers.settle(partial(owners.settled, steady=float(second)))
 
 
 def restarted(ledgers: Ledgers, now: float) -> Ledgers:
     """What the next process makes of the state."""
     after = Ledgers()
-    after.restore(through_json(ledgers.begin_save(lambda owner, _: owner, now=now, steady=now)))
+    after.restore(through_json(ledgers.begin_save(lambda owner: owner, now)))
     return after
 
 
@@ -166,13 +167,13 @@ def test_pending_time_of_two_pods_with_one_name_goes_to_each_own_owner() -> None
     for second in range(21):
         view = held(uid="uid-1" if second < 10 else "uid-2")
         ledgers.charge(meter.add((view,), float(second)), {}, now=float(second), steady=float(second))
-        ledgers.settle(owners.settled, float(second))
+        ledgers.settle(partial(owners.settled, steady=float(second)))
     ledgers = restarted(ledgers, 20.0)
     told.owners, told.pod_uid = {"a": OTHER_TEAM}, "uid-2"
-    ledgers.settle(owners.settled, 21.0)
+    ledgers.settle(partial(owners.settled, steady=21.0))
     assert seconds_of(ledgers, OTHER_TEAM) == 11.0
     assert ledgers.view().withheld_seconds == 9.0, "nobody has told yet whose the first pod was"
-    ledgers.settle(owners.settled, PATIENCE_SECONDS + 21.0)
+    ledgers.settle(partial(owners.settled, steady=PATIENCE_SECONDS + 21.0))
     assert (seconds_of(ledgers, ITSELF), seconds_of(ledgers, OTHER_TEAM)) == (9.0, 11.0)
     assert owners.owner_of(holder("a", uid="uid-3")) == replace(WAITS, pod_uid="uid-3"), "a third one waits again"
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from exporter.accounting.state_file import StateFile
 from exporter.agent.metering import Metering
 from exporter.agent.owners import FILE_NAME, SAVE_SECONDS, OwnerWindows
 from exporter.model.ledger import OwnerUse
+from exporter.model.snapshot import DeviceView
 
 NOON = 1_800_000_000.0
 BUSY = [whole(held(holder("a"), 1.0))]
@@ -42,9 +44,14 @@ def run(metering: Metering, start: int, end: int) -> None:
         save_now(metering, NOON + second, float(second))
 
 
+def owners(metering: Metering, views: Sequence[DeviceView], steady: float) -> tuple[OwnerUse, ...]:
+    view = metering.view(views, now=NOON + steady, steady=steady).owners
+    assert view is not None
+    return view.owners
+
+
 def shown(metering: Metering, steady: float) -> OwnerUse | None:
-    view = metering.owners_view(BUSY, now=NOON + steady, steady=steady)
-    return next((use for use in view.owners if use.owner == TRAIN), None)
+    return next((use for use in owners(metering, BUSY, steady) if use.owner == TRAIN), None)
 
 
 def active(metering: Metering, steady: float) -> float:
@@ -125,11 +132,12 @@ def test_unsaved_windows_are_counted_and_affect_nothing_else(tmp_path: Path) -> 
 def test_figures_are_recomputed_when_the_holders_change() -> None:
     metering = agent(None)
     run(metering, 0, 20)
-    first = metering.owners_view(BUSY, now=NOON, steady=20.0)
-    assert metering.owners_view(IDLE, now=NOON, steady=21.0).owners is first.owners
+    first = owners(metering, BUSY, 20.0)
+    assert owners(metering, IDLE, 21.0) is first
     grown = [whole(held(holder("a"), 1.0)), whole(held(holder("b", "GPU-1"), 1.0), index=1)]
-    assert metering.owners_view(grown, now=NOON, steady=22.0).owners[0].gpus == 2.0
-    assert metering.owners_view(grown, now=NOON, steady=40.0).owners is not first.owners
+    second = owners(metering, grown, 22.0)
+    assert second[0].gpus == 2.0
+    assert owners(metering, grown, 40.0) is not second
 
 
 def test_simulated_pace_shortens_an_hour_to_a_minute() -> None:

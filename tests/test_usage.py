@@ -375,7 +375,7 @@ def test_all_time_and_energy_have_an_owner(layouts: list[int], seed: int, steps:
         joules += sum(portion.energy_joules or 0.0 for portion in portions)
         charged = sum((portion.seconds for portion in portions), charged)
         ledgers.charge(portions, {"GPU-0": PRICE}, now=steady, steady=steady)
-        state = through_json(ledgers.begin_save(lambda owner, _: owner, now=steady, steady=steady))
+        state = through_json(ledgers.begin_save(lambda owner: owner, steady))
         ledgers.saved()
         view = ledgers.view()
         in_sight = sum(totals.seconds.total for totals in view.accounts.values())

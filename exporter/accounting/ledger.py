@@ -15,14 +15,12 @@ from exporter.model.attribution import HolderKey, Owner, is_other_pod
 from exporter.model.ledger import Account, LedgerView, PodAccount, Portion, Price, ShownLedger, Totals
 from exporter.model.records import read, written
 
+_Charge = tuple[Portion, Totals]
+"""A portion and its sums."""
 
-def charged(portion: Portion, price: Price | None) -> Totals:
-    """Return the sums of one portion alone.
 
-    Args:
-        portion: The seconds and joules.
-        price: Price of the physical GPU at that time; ``None`` if it is unknown.
-    """
+def _charged(portion: Portion, price: Price | None) -> Totals:
+    """Return the sums of one portion; without a price its seconds are unpriced."""
     seconds, joules = portion.seconds.total, portion.energy_joules
     return Totals(
         seconds=portion.seconds,
@@ -44,14 +42,27 @@ class PodTable:
     _now: dict[HolderKey, PodAccount] = field(default_factory=dict)
     """The current pod by name."""
 
-    def charge(self, pod: PodAccount, totals: Totals, steady: float) -> None:
-        """Add to the sums of a pod at a monotonic time.
+    def charge(self, charges: Sequence[_Charge], steady: float) -> None:
+        """Add the charges of one sample, and drop pods that ended long ago.
 
+        An end is known only while time is metered, so pods are dropped here alone.
         A pod stays the same when its UID becomes known or unknown; a different UID is another pod.
+
+        Args:
+            charges: Portions with their sums; those without a pod are left out.
+            steady: Monotonic time in seconds.
         """
-        known = self._known(pod)
-        self._changed[known] = steady
-        self._sums[known] += totals
+        for portion, totals in charges:
+            if portion.pod is not None:
+                known = self._known(portion.pod)
+                self._changed[known] = steady
+                self._sums[known] += totals
+        for pod in [*self._sums]:
+            if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
+                continue
+            del self._sums[pod], self._changed[pod]
+            if self._now.get(pod.key) == pod:
+                del self._now[pod.key]
 
     def _known(self, pod: PodAccount) -> PodAccount:
         if pod in self._sums:
@@ -66,15 +77,6 @@ class PodTable:
         self._now[pod.key] = pod
         self._sums[pod] = totals
         return pod
-
-    def drop_ended(self, steady: float) -> None:
-        """Drop pods that ended long ago; call it only while time is metered, because only then an end is known."""
-        for pod in [*self._sums]:
-            if steady <= self._changed.setdefault(pod, steady) + self.linger_seconds:
-                continue
-            del self._sums[pod], self._changed[pod]
-            if self._now.get(pod.key) == pod:
-                del self._now[pod.key]
 
     def shown(self) -> dict[PodAccount, Totals]:
         """Return the current totals."""
@@ -119,20 +121,15 @@ class Sheet:
             account: totals for account, totals in self.accounts.items() if account.owner.provisional is provisional
         }
 
-    def charge(
-        self, portions: Sequence[Portion], prices: Mapping[str, Price], pods: PodTable, *, now: float, steady: float
-    ) -> None:
-        """Add the portions of one sample to accounts and pods; the other arguments are those of ``Ledgers.charge``."""
+    def charge(self, charges: Sequence[_Charge], now: float) -> None:
+        """Add the charges of one sample to the accounts at a Unix time."""
         self.since_seconds = min(self.since_seconds, now)
         sums: dict[str, float] = {}
         provisional: dict[str, float] = {}
         intervals: dict[str, float | None] = {}
-        for portion in portions:
+        for portion, totals in charges:
             uuid = portion.gpu_uuid
-            totals = charged(portion, prices.get(uuid))
             self._add(portion.account, totals)
-            if portion.pod is not None:
-                pods.charge(portion.pod, totals, steady)
             seconds = portion.seconds.total
             sums[uuid] = sums.get(uuid, 0.0) + seconds
             if portion.account.owner.provisional:
@@ -144,15 +141,14 @@ class Sheet:
             self.capacity_seconds += max(0.0, whole - provisional.get(uuid, 0.0))
             self.conservation_error_seconds += 0.0 if interval is None else abs(total - interval)
 
-    def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
+    def settle(self, owner_of: Callable[[Owner], Owner]) -> None:
         """Move the sums of provisional owners to their actual owners.
 
         Args:
-            owner_of: Maps a provisional owner and a time to its owner; to itself while the owner is not known.
-            steady: Monotonic time in seconds.
+            owner_of: Maps a provisional owner to its actual owner; to itself while that is not known.
         """
         for account in [account for account in self.accounts if account.owner.provisional]:
-            owner = owner_of(account.owner, steady)
+            owner = owner_of(account.owner)
             if owner != account.owner:
                 totals = self.accounts.pop(account)
                 self.capacity_seconds += totals.seconds.total
@@ -344,17 +340,18 @@ class Ledgers:
         """
         if not self.saves and self._memory is None:
             self._memory = self._new(now)
-        self._open.charge(portions, prices, self.pods, now=now, steady=steady)
-        self.pods.drop_ended(steady)
+        charges = [(portion, _charged(portion, prices.get(portion.gpu_uuid))) for portion in portions]
+        self._open.charge(charges, now)
+        self.pods.charge(charges, steady)
         self._former = self._kept(self._former, now)
         # A waiting sheet is divided when it is saved.
         memory = self._memory
         if memory is not None and self._is_full(memory.sheet, (portion.account for portion in portions)):
             self._memory, self._memory_since = self._new(now, self._end(memory, now)), now
 
-    def settle(self, owner_of: Callable[[Owner, float], Owner], steady: float) -> None:
+    def settle(self, owner_of: Callable[[Owner], Owner]) -> None:
         """Move unsaved sums of provisional owners to their actual owners; see ``Sheet.settle``."""
-        self._open.settle(owner_of, steady)
+        self._open.settle(owner_of)
         if self._memory is not None:
             self._fold(self._memory.sheet)
 
@@ -383,13 +380,12 @@ class Ledgers:
         """Whether a memory-only ledger shows all charges since the last save."""
         return self._memory is not None and not self._waiting.accounts
 
-    def begin_save(self, owner_of: Callable[[Owner, float], Owner], *, now: float, steady: float) -> dict[str, Any]:
+    def begin_save(self, owner_of: Callable[[Owner], Owner], now: float) -> dict[str, Any]:
         """Return the data for the state file; ``saved`` or ``not_saved`` must follow.
 
         Args:
             owner_of: As for ``settle``; the owners of sums that are on disk change only with a save.
             now: Unix time.
-            steady: Monotonic time in seconds.
         """
         charged, former, memory = self._doubtful.plus(self._waiting), self._former, self._memory
         if memory is not None:
@@ -400,7 +396,7 @@ class Ledgers:
         if self._is_full(whole.sheet, charged.accounts):
             ended, waiting = ledger.ended(now)
             whole, former = self._new(now, waiting.plus(charged)), (ended, *former)
-        whole.sheet.settle(owner_of, steady)
+        whole.sheet.settle(owner_of)
         self._fold(whole.sheet)
         former = self._kept(former, now)
         self._saving = _Saving(

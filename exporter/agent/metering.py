@@ -18,7 +18,7 @@ from exporter.agent.owners import Owners, OwnerWindows
 from exporter.attribution.device_ids import ReplicaKey
 from exporter.errors import ConfigError, StateError
 from exporter.model.attribution import NodeFacts, Owner
-from exporter.model.ledger import LedgerView, OwnersView, PodAccount, Totals
+from exporter.model.ledger import LedgerView, PodAccount, Totals
 from exporter.model.records import read, written
 from exporter.model.snapshot import DeviceView, MeteringView
 
@@ -231,7 +231,7 @@ class Metering:
         self.owner_windows.add(portions, steady)
         for part, prices in self.prices.split(portions, now):
             self.ledgers.charge(part, prices, now=now, steady=steady)
-        self.ledgers.settle(self._settled, steady)
+        self.ledgers.settle(partial(self._settled, steady=steady))
         if folded := self.ledgers.folded_count:
             if not self.errors[_FOLDED]:
                 LOG.warning("ledger: %s", _FOLDED_NOTE)
@@ -254,9 +254,14 @@ class Metering:
     def view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> MeteringView:
         """Return everything to show now; arguments as for ``observe``."""
         prices, ledger = self.prices, self.ledger_view(steady)
+        owners = None
+        if ledger:
+            free = self.meter.free_shares()
+            held = self.owner_windows.view(views, prices.current, free, now=now, steady=steady)
+            owners = self.owner_faults.add_to(held, views, now=now, steady=steady)
         return MeteringView(
             ledger=ledger,
-            owners=self.owners_view(views, now=now, steady=steady) if ledger else None,
+            owners=owners,
             node_facts=prices.node_facts,
             prices=prices.current,
             price_book=prices.book.description,
@@ -266,11 +271,6 @@ class Metering:
             is_locked=self.lock.host_held,
             lock_note=self.lock.fault,
         )
-
-    def owners_view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> OwnersView:
-        """Return the current holdings and use of owners, and their faults; arguments as for ``observe``."""
-        shown = self.owner_windows.view(views, self.prices.current, self.meter.free_shares, now=now, steady=steady)
-        return self.owner_faults.add_to(shown, views, now=now, steady=steady)
 
     def _settled(self, provisional: Owner, steady: float) -> Owner:
         """Return the actual owner for a provisional one, and move the activity windows to it."""
@@ -316,7 +316,7 @@ class Metering:
             replicas=tuple((uuid, resource, count) for (uuid, resource), count in self.replicas.items()),
             idle_clocks=self.clock.memories() if self.clock else (),
         )
-        ledgers = self.ledgers.begin_save(self._settled, now=now, steady=steady)
+        ledgers = self.ledgers.begin_save(partial(self._settled, steady=steady), now)
         data = {**ledgers, **written(self.meter.state(self.boot_id)), **written(state)}
         windows = self.owner_windows.begin_save(steady, last=last)
         pods = self.ledgers.pods.shown()

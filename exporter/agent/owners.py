@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +211,7 @@ class OwnerWindows:
         self,
         views: Sequence[DeviceView],
         prices: Mapping[str, Price],
-        free_shares: Callable[[], Mapping[str, float]],
+        free_shares: Mapping[str, float],
         *,
         now: float,
         steady: float,
@@ -221,7 +221,7 @@ class OwnerWindows:
         Args:
             views: GPUs and MIG instances with their holders.
             prices: Current price by UUID of the physical GPU.
-            free_shares: Like ``Meter.free_shares``.
+            free_shares: Result of ``Meter.free_shares``.
             now: Unix time.
             steady: Seconds of the monotonic clock.
         """
@@ -229,7 +229,7 @@ class OwnerWindows:
         if self._view is None or steady >= self._judge_at or held != self._held:
             if self.pace != 1:
                 views = [_clocks_at_pace(view, self.pace) for view in views]
-            self._view = owners_view(views, self.windows.at(steady * self.pace), prices, free_shares(), now)
+            self._view = owners_view(views, self.windows.at(steady * self.pace), prices, free_shares, now)
             self._held, self._judge_at = held, steady + self.judge_seconds / self.pace
         return self._view
 
