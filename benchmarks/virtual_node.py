@@ -303,7 +303,7 @@ def start(
         simulated=True,
         save_interval_seconds=settings.save_seconds,
     )
-    metering.take(steady)
+    metering.become_writer(steady)
     lookup = PodLookup(settings.directory / "proc", settings.directory / "pods")
     node = Node(
         name=NODE,

@@ -19,61 +19,61 @@ def meter_at(millijoules: float) -> EnergyMeter:
 
 def test_energy_is_the_increase_of_the_counter() -> None:
     meter = meter_at(5_000_000)
-    taken = meter.take({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, is_long=True)
-    assert taken == Energy(joules=400.0, idle_joules=400.0)
+    ended = meter.end({COUNTER: 5_400_000, POWER: 999.0}, 1.0, seen=True, is_long=True)
+    assert ended == Energy(joules=400.0, idle_joules=400.0)
 
 
 def test_energy_above_the_lowest_power_is_active_energy() -> None:
     meter = meter_at(0)
-    meter.take({COUNTER: 100_000}, 1.0, seen=True, is_long=True)
-    assert meter.take({COUNTER: 600_000}, 1.0, seen=True, is_long=True) == Energy(joules=500.0, idle_joules=100.0)
-    assert meter.take({COUNTER: 800_000}, 2.0, seen=True, is_long=True) == Energy(joules=200.0, idle_joules=200.0)
+    meter.end({COUNTER: 100_000}, 1.0, seen=True, is_long=True)
+    assert meter.end({COUNTER: 600_000}, 1.0, seen=True, is_long=True) == Energy(joules=500.0, idle_joules=100.0)
+    assert meter.end({COUNTER: 800_000}, 2.0, seen=True, is_long=True) == Energy(joules=200.0, idle_joules=200.0)
 
 
 @pytest.mark.parametrize(("interval", "seen"), [(1.0, True), (620.0, False)])
 def test_energy_across_a_counter_reset_is_unmeasured(*, interval: float, seen: bool) -> None:
     meter = meter_at(900_000)
-    assert meter.take({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, is_long=True) is None
+    assert meter.end({COUNTER: 50_000, POWER: 100.0}, interval, seen=seen, is_long=True) is None
     assert meter.idle_watts is None
-    taken = meter.take({COUNTER: 150_000}, 1.0, seen=True, is_long=True)
-    assert taken == Energy(joules=100.0, idle_joules=100.0)
+    ended = meter.end({COUNTER: 150_000}, 1.0, seen=True, is_long=True)
+    assert ended == Energy(joules=100.0, idle_joules=100.0)
 
 
 def test_impossible_energy_is_unmeasured() -> None:
     meter = meter_at(900_000)
-    assert meter.take({COUNTER: 2**64 - 1}, 1.0, seen=True, is_long=True) is None
-    assert meter.take({COUNTER: 1_500_000}, 1.0, seen=True, is_long=True) is None
-    assert meter.take({COUNTER: 1_900_000}, 1.0, seen=True, is_long=True) == Energy(joules=400.0, idle_joules=400.0)
-    assert EnergyMeter().take({POWER: 4_294_967.295}, 1.0, seen=True, is_long=True) is None
+    assert meter.end({COUNTER: 2**64 - 1}, 1.0, seen=True, is_long=True) is None
+    assert meter.end({COUNTER: 1_500_000}, 1.0, seen=True, is_long=True) is None
+    assert meter.end({COUNTER: 1_900_000}, 1.0, seen=True, is_long=True) == Energy(joules=400.0, idle_joules=400.0)
+    assert EnergyMeter().end({POWER: 4_294_967.295}, 1.0, seen=True, is_long=True) is None
 
 
 def test_energy_without_a_counter_is_power_times_time_but_not_over_a_gap() -> None:
     meter = EnergyMeter()
-    taken = meter.take({POWER: 300.0}, 2.0, seen=True, is_long=True)
-    assert taken is not None
-    assert taken.joules == 600.0
-    assert meter.take({POWER: 300.0}, 600.0, seen=False, is_long=True) is None
-    assert meter.take({}, 1.0, seen=True, is_long=True) is None
+    ended = meter.end({POWER: 300.0}, 2.0, seen=True, is_long=True)
+    assert ended is not None
+    assert ended.joules == 600.0
+    assert meter.end({POWER: 300.0}, 600.0, seen=False, is_long=True) is None
+    assert meter.end({}, 1.0, seen=True, is_long=True) is None
 
 
 def test_counter_covers_a_gap_without_updating_idle_power() -> None:
     meter = meter_at(0)
-    taken = meter.take({COUNTER: 60_000_000}, 600.0, seen=False, is_long=True)
-    assert taken is not None
-    assert taken.joules == 60_000.0
+    ended = meter.end({COUNTER: 60_000_000}, 600.0, seen=False, is_long=True)
+    assert ended is not None
+    assert ended.joules == 60_000.0
     assert meter.idle_watts is None
 
 
 def test_counter_missing_in_one_sample_is_caught_up_once_by_the_next() -> None:
     blind = meter_at(0)
-    assert blind.take({}, 1.0, seen=True, is_long=True) is None
-    taken = blind.take({COUNTER: 200_000}, 1.0, seen=True, is_long=True)
-    assert taken is not None
-    assert taken.joules == 200.0
+    assert blind.end({}, 1.0, seen=True, is_long=True) is None
+    ended = blind.end({COUNTER: 200_000}, 1.0, seen=True, is_long=True)
+    assert ended is not None
+    assert ended.joules == 200.0
 
     powered = meter_at(0)
-    first = powered.take({POWER: 100.0}, 1.0, seen=True, is_long=True)
-    second = powered.take({COUNTER: 200_000, POWER: 100.0}, 1.0, seen=True, is_long=True)
+    first = powered.end({POWER: 100.0}, 1.0, seen=True, is_long=True)
+    second = powered.end({COUNTER: 200_000, POWER: 100.0}, 1.0, seen=True, is_long=True)
     assert first is not None
     assert second is not None
     assert first.joules + second.joules == 200.0
@@ -82,15 +82,15 @@ def test_counter_missing_in_one_sample_is_caught_up_once_by_the_next() -> None:
 def test_counter_first_read_after_a_gap_counts_from_then_on() -> None:
     meter = EnergyMeter()
     meter.begin({})
-    assert meter.take({COUNTER: 9_000_000}, 600.0, seen=False, is_long=True) is None
-    taken = meter.take({COUNTER: 9_300_000}, 1.0, seen=True, is_long=True)
-    assert taken == Energy(joules=300.0, idle_joules=300.0)
+    assert meter.end({COUNTER: 9_000_000}, 600.0, seen=False, is_long=True) is None
+    ended = meter.end({COUNTER: 9_300_000}, 1.0, seen=True, is_long=True)
+    assert ended == Energy(joules=300.0, idle_joules=300.0)
     assert meter.idle_watts == 300.0
 
 
 def test_interval_too_short_for_the_counter_does_not_update_idle_power() -> None:
     meter = meter_at(0)
-    meter.take({COUNTER: 1}, 0.01, seen=True, is_long=False)
+    meter.end({COUNTER: 1}, 0.01, seen=True, is_long=False)
     assert meter.idle_watts is None
 
 

@@ -34,7 +34,7 @@ def started(
         boot_id=boot_id,
         clock=clock,
     )
-    made.take(steady)
+    made.become_writer(steady)
     assert made.lock.held
     return made
 

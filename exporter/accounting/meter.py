@@ -37,7 +37,7 @@ class EnergyMeter:
     uncounted_seconds: float = 0.0
     """Time between the last reading of the counter and the current interval."""
 
-    def take(
+    def end(
         self,
         values: Mapping[Field, int | float],
         interval_seconds: float,
@@ -46,7 +46,7 @@ class EnergyMeter:
         is_long: bool,
         driver: int | None = None,
     ) -> Energy | None:
-        """Close an interval.
+        """End an interval, which begins the next one.
 
         Args:
             values: Values of the GPU at the end of the interval.
@@ -193,7 +193,7 @@ class Meter:
             if interval > 0:
                 seen = interval <= stale_after_seconds(self.sample_interval_seconds)
                 is_long = interval >= LEAST_INTERVALS * self.sample_interval_seconds
-                energy = meter.energy.take(values, interval, seen=seen, is_long=is_long, driver=driver)
+                energy = meter.energy.end(values, interval, seen=seen, is_long=is_long, driver=driver)
                 portions += _portions(division if seen else across_gap(meter.slots, division), interval, energy)
             meter.steady, meter.slots = steady, slots
         if self.steady is None or not -LATE_SECONDS < steady - self.steady < 0:

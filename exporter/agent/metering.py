@@ -119,7 +119,7 @@ class Metering:
     _saving: Save | None = None
     _next_save: float | None = None
 
-    def take(self, steady: float) -> None:
+    def become_writer(self, steady: float) -> None:
         """Become the writer of the node's ledger if there is no other one, and continue from the state file.
 
         Args:

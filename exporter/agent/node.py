@@ -50,7 +50,7 @@ class Node:
         """
         started = self.process_clock()
         metadata = self.attributor.metadata
-        self.metering.take(steady)  # before new data arrives, which is newer than that of the saved state
+        self.metering.become_writer(steady)  # before new data arrives, which is newer than that of the saved state
         if metadata:
             self.metering.prices.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None

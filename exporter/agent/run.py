@@ -205,7 +205,7 @@ def _metering(
         simulated=simulated,
         save_interval_seconds=config.running.state_interval_seconds,
     )
-    metering.take(time.monotonic())
+    metering.become_writer(time.monotonic())
     return metering
 
 
