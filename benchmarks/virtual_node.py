@@ -13,7 +13,7 @@ from exporter.accounting.ledger import Ledger, Ledgers, Sheet
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners

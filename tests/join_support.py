@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.run import attributor_of
 from exporter.attribution import vgpu
 from exporter.attribution.join import NOTHING_REMEMBERED, attribute

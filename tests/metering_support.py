@@ -12,7 +12,7 @@ from exporter.accounting.meter import Meter
 from exporter.accounting.owner_figures import owners_view
 from exporter.accounting.state_file import to_json
 from exporter.accounting.windows import Windows
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import Owners

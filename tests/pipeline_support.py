@@ -15,7 +15,7 @@ from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import NodePrices
 from exporter.accounting.state_file import StateFile
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows

@@ -23,7 +23,7 @@ from exporter.accounting.ledger import Ledgers
 from exporter.accounting.prices import PriceBook
 from exporter.accounting.state_file import StateFile
 from exporter.accounting.meter import Meter
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.sources import Sources

@@ -7,7 +7,7 @@ import pytest
 from metering_support import plain_node
 from pipeline_support import DirectSource
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.history import EventLog
 from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup

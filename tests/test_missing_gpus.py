@@ -18,7 +18,7 @@ from metering_support import plain_node
 from pipeline_support import AskedKubelet
 
 from exporter.accounting.prices import PriceBook
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.history import SourceRecord
 from exporter.agent.run import Agent, bound_driver
 from exporter.agent.sources import MissingGpus, Sources

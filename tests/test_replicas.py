@@ -12,7 +12,7 @@ from test_join import gpu, gpu_uuid, held, replicas_of
 from test_metering import ML, seconds, shown, started
 
 from exporter.accounting.state_file import StateFile
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.attribution.processes import PodLookup
 from exporter.model.attribution import UNALLOCATED, UNATTRIBUTED, Allocations, ContainerAllocation, DeviceIds

@@ -10,7 +10,7 @@ from metering_support import plain_node, plain_viewer
 from page_support import samples_of
 from pipeline_support import AskedKubelet, DirectSource
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.sources import Sources
 from exporter.attribution.processes import PodLookup
 from exporter.metrics.collector import ExpositionOptions, families

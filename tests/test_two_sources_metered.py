@@ -12,7 +12,7 @@ from pipeline_support import DirectSource
 
 from exporter.accounting.ledger import Ledgers
 from exporter.accounting.meter import Meter
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.metering import Metering
 from exporter.agent.node import Node
 from exporter.agent.sources import Sources

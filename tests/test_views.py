@@ -9,7 +9,7 @@ import pytest
 from metering_support import plain_viewer
 from pipeline_support import AskedKubelet
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.history import MOST_XIDS, EventLog, SourceRecord
 from exporter.agent.views import Viewer, darkened
 from exporter.attribution.processes import PodLookup

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.history import ActivityLog, EventLog, SourceRecord
 from exporter.agent.metering import Metering
 from exporter.agent.sources import Sources

@@ -19,7 +19,7 @@ from exporter.accounting.ledger import Ledgers, PodTable
 from exporter.accounting.meter import Meter, stale_after_seconds
 from exporter.accounting.prices import NodePrices, PriceBook
 from exporter.accounting.state_file import StateFile, WriterLock
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node

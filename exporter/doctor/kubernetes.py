@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from exporter.agent.facts import Attributor
+from exporter.agent.attributor import Attributor
 from exporter.attribution.pod_lifecycle import PodName
 from exporter.attribution.tenants import TenantSource
 from exporter.config import AgentConfig
