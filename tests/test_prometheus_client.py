@@ -233,7 +233,7 @@ async def test_memory_is_bounded_for_all_answers_of_a_process_together() -> None
         assert refused.value.reason == "too_large"
         kept.clear()
         assert await one.ask_instant("x", 1)
-        assert memory.held_bytes == 0
+        assert memory.used_bytes == 0
 
 
 @pytest.mark.parametrize("row", [b"[],", b"{},", b'"",', b'"\\ud800",'])
@@ -248,7 +248,7 @@ async def test_memory_budget_includes_decoding(row: bytes) -> None:
     async with serving(answer) as server, client(server.url, memory=memory) as asked:
         with pytest.raises(PrometheusError, match="more than 64 MiB"):
             await asked.ask_instant("x", 1)
-    assert memory.held_bytes == 0
+    assert memory.used_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from exporter.cost import prometheus, queries, recorders
 from exporter.cost.asking import Asking, Block, Cell, Column, Draft, Key, Metric, Node, blocks
 from exporter.cost.dimensions import APART, EVERYTHING, LABEL, Dimension, Filters, LineKey, pairs, picking, with_parts
 from exporter.cost.ledger import Chunk, Figures, FleetLedger, Progress, joined, total_of, unseen
-from exporter.cost.prometheus import Held, PrometheusClient, QueryEngine
+from exporter.cost.prometheus import MemoryUse, PrometheusClient, QueryEngine
 from exporter.cost.queries import COST, CURRENCY, ENERGY, MEASURES, SECONDS, STATE, UNPRICED, Measure, Part
 from exporter.cost.recorders import Recorder, Turn
 from exporter.cost.window import CHECKPOINT_SECONDS, DAY_SECONDS, HOUR_SECONDS, Window, chunks, stretches
@@ -94,7 +94,7 @@ class _Reading:
         self._shown = with_parts(dimensions)
         level = queries.level_of(asked | set(filters.wanted))
         self._scope = queries.Scope(label, level, keep, queries.matchers(filters, label))
-        self._held = Held(client.memory)
+        self._memory = MemoryUse(client.memory)
         self._simulated = False
         self._differing: set[str] = set()
         """Labels that differ between servers that recorded the same hours."""
@@ -210,7 +210,7 @@ class _Reading:
                 cell = draft.cells.get(key)
                 if cell is None and value:
                     # Not divisible: some of the rows have been added.
-                    self._held.grow(_CELL_BYTES, "too_many_lines")
+                    self._memory.grow(_CELL_BYTES, "too_many_lines")
                     cell = draft.cells[key] = {}
                 if cell is not None:
                     cell[column] = cell.get(column, 0.0) + value

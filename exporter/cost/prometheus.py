@@ -60,43 +60,43 @@ class MemoryBudget:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self.held_bytes = 0
+        self.used_bytes = 0
         self.lock = threading.RLock()
 
 
-class Held:
-    """Memory that one answer takes, or the sums of one reading; it is free again when the ``Held`` is gone.
+class MemoryUse:
+    """Memory that one answer takes, or the sums of one reading; the budget has it again when this object is gone.
 
     Args:
-        memory: What all of them share.
-        most_bytes: What this one may hold; all of it by default.
+        budget: The budget that all answers share.
+        most_bytes: Maximum of this use; by default the whole budget.
     """
 
-    def __init__(self, memory: MemoryBudget, most_bytes: int | None = None) -> None:
-        self._memory = memory
-        self._most_bytes = memory.most_bytes if most_bytes is None else min(most_bytes, memory.most_bytes)
+    def __init__(self, budget: MemoryBudget, most_bytes: int | None = None) -> None:
+        self._budget = budget
+        self._most_bytes = budget.most_bytes if most_bytes is None else min(most_bytes, budget.most_bytes)
         self.bytes = 0
 
     def grow(self, count: int, reason: str = "too_large") -> None:
-        """Hold so many bytes more.
+        """Take so many bytes more from the budget.
 
         Raises:
-            PrometheusError: It would be more than it may hold, or all together more than the process may.
+            PrometheusError: This use would exceed its maximum, or all together the budget.
         """
-        memory, alone = self._memory, self.bytes + count > self._most_bytes
-        with memory.lock:
-            if not alone and memory.held_bytes + count <= memory.most_bytes:
-                memory.held_bytes += count
+        budget, alone = self._budget, self.bytes + count > self._most_bytes
+        with budget.lock:
+            if not alone and budget.used_bytes + count <= budget.most_bytes:
+                budget.used_bytes += count
                 self.bytes += count
                 return
-        most, what = (self._most_bytes, "an answer") if alone else (memory.most_bytes, "all answers together")
+        most, what = (self._most_bytes, "an answer") if alone else (budget.most_bytes, "all answers together")
         fix = "ask for a shorter window, fewer dimensions, or filter"
         raise PrometheusError(reason, f"Prometheus: {what} would take more than {most >> 20} MiB of memory; {fix}")
 
     def __del__(self) -> None:
-        """Free what was held: an answer is in use for as long as anything refers to it."""
-        with self._memory.lock:
-            self._memory.held_bytes -= self.bytes
+        """Return the bytes to the budget: an answer is in use for as long as anything refers to it."""
+        with self._budget.lock:
+            self._budget.used_bytes -= self.bytes
 
 
 def memory_budget_bytes(cgroup_limits: Sequence[str] = _CGROUP_LIMITS) -> int:
@@ -125,7 +125,7 @@ class PrometheusAnswer:
     notes: tuple[str, ...] = ()
     """Warnings of the server, one line each."""
     headers: Mapping[str, str] | None = None
-    held: Held | None = field(default=None, repr=False, compare=False)
+    memory: MemoryUse | None = field(default=None, repr=False, compare=False)
     """The memory that ``data`` takes, for as long as this answer is in use."""
 
 
@@ -272,7 +272,7 @@ class PrometheusClient:
 
     async def _attempt(self, path: str, form: Mapping[str, str] | None) -> PrometheusAnswer:
         headers = {**prometheus_access.headers(self.settings), "Accept-Encoding": "gzip"}
-        held = Held(self.memory, MOST_BYTES)
+        memory = MemoryUse(self.memory, MOST_BYTES)
         tls = prometheus_access.tls_of(self.settings)
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -292,7 +292,7 @@ class PrometheusClient:
                 timeout=limits,
                 allow_redirects=False,
             ) as response:
-                body = await self._body(response, held)
+                body = await self._body(response, memory)
                 answered = {name.lower(): value for name, value in response.headers.items()}
                 status = response.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -301,23 +301,23 @@ class PrometheusClient:
             said = prometheus_access.without_secrets(bytes(body[:_IN_THREAD_BYTES]), headers)
             raise prometheus_access.refusal(self.settings, path, status, said, answered)
         if _has_surrogates(body):
-            held.grow(held.bytes)  # it is decoded twice
+            memory.grow(memory.bytes)  # it is decoded twice
         is_large = len(body) > _IN_THREAD_BYTES
         answer = await asyncio.to_thread(self._decoded, body, answered) if is_large else self._decoded(body, answered)
         notes = tuple(
             prometheus_access.without_secrets(note.encode("utf-8", "replace"), headers).decode()
             for note in answer.notes
         )
-        return replace(answer, notes=notes, held=held)
+        return replace(answer, notes=notes, memory=memory)
 
-    async def _body(self, response: aiohttp.ClientResponse, held: Held) -> bytearray:
+    async def _body(self, response: aiohttp.ClientResponse, memory: MemoryUse) -> bytearray:
         body, text = bytearray(), _PLAIN_TEXT
         # Unpacked, in small pieces: a small answer cannot become a large one unseen.
         async for piece in response.content.iter_chunked(_PIECE_BYTES):
             if text == _PLAIN_TEXT and not piece.isascii():
-                held.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
+                memory.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
                 text = _WIDE_TEXT
-            held.grow(len(piece) * text + _decoded_bytes(piece))
+            memory.grow(len(piece) * text + _decoded_bytes(piece))
             body += piece
         return body
 
