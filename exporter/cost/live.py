@@ -9,7 +9,7 @@ from exporter.cost import agent_client, queries
 from exporter.cost.dimensions import EVERYTHING, Filters
 from exporter.cost.prometheus import PrometheusClient, SeriesSample, by_labels
 from exporter.errors import ExporterError
-from exporter.web.node_page import IDLE_SHOWN_SECONDS
+from exporter.model.snapshot import IDLE_SHOWN_SECONDS
 
 _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
@@ -232,7 +232,7 @@ class LiveRow(LiveDevice):
 
     @property
     def is_idle(self) -> bool:
-        """Whether a holder is known to be idle for as long as the agent's page asks for."""
+        """Whether a holder is known to have been idle for long enough to be marked."""
         return self.idle_for_seconds is not None and self.idle_for_seconds >= IDLE_SHOWN_SECONDS
 
     @property

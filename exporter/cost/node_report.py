@@ -19,7 +19,7 @@ from exporter.errors import ExporterError, expected
 from exporter.model.attribution import ShareMode
 from exporter.model.formatting import clean, decimal, hour_digits, moment
 from exporter.model.ledger import ByState, Price
-from exporter.web.node_api import price_keys
+from exporter.model.records import written
 
 By: TypeAlias = str
 """One of ``BY``, or ``label:KEY``."""
@@ -237,9 +237,7 @@ def _write_json(ledger: AgentLedger, report: FleetReport, by: By, stream: TextIO
         "coverage_ratio": _coverage_ratio(report),
         "price_book": ledger.price_book or None,
         "unpriced_gpus": ledger.unpriced_gpus,
-        "prices": [
-            {"model": model, "gpus": gpus, **price_keys(price)} for (model, price), gpus in ledger.prices.items()
-        ],
+        "prices": [{"model": model, "gpus": gpus, **written(price)} for (model, price), gpus in ledger.prices.items()],
     }
     stream.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 

@@ -251,16 +251,16 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Current price of one hour of one physical GPU, and its source."""
+    """Current price of one hour of one physical GPU, and its source; its fields are the keys of JSON documents."""
 
     per_hour: float
+    per_kwh: float = 0.0
+    """Additional price per measured kilowatt-hour of the GPU, cooling included; 0 if the hourly price covers it."""
     currency: str
     source: str
     """Name of the price book and row, as label value: ``book:row``."""
     as_of: str
     """ISO date of the row's source."""
-    per_kwh: float = 0.0
-    """Additional price per measured kilowatt-hour of the GPU, cooling included; 0 if the hourly price covers it."""
     fallback: bool = False
     """Whether it is from the bundled list-price book, because the user's book has no match."""
 

@@ -41,6 +41,10 @@ class Activity:
     """Effective part and bottleneck; ``None`` if a resource was not measured, or of a holder's part of a device."""
 
 
+IDLE_SHOWN_SECONDS = 120.0
+"""Minimum idle time of a holder that pages and commands mark; shorter pauses are normal for a busy pod."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodUse:
     """A holder and its known use of its device. ``None`` is unknown, never 0."""
@@ -57,6 +61,11 @@ class PodUse:
     """Drop-in fields measured per holder on a shared device (utilisation, memory); empty if not measured."""
     facts: PodFacts | None = None
     """Owner of the pod; ``None`` without Kubernetes metadata, or until it is known."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the holder is known to have been idle for long enough to be marked."""
+        return self.idle_for_seconds is not None and self.idle_for_seconds >= IDLE_SHOWN_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

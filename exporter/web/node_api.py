@@ -10,6 +10,7 @@ from exporter.model.attribution import Owner
 from exporter.model.devices import SourceStatus
 from exporter.model.fields import Field
 from exporter.model.ledger import ByState, Price, Totals, state_columns
+from exporter.model.records import written
 from exporter.model.snapshot import Activity, ActivityHistory, DeviceView, PodUse, Snapshot
 from exporter.web.responses import Body, json_body
 
@@ -203,15 +204,10 @@ def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
     prices = snapshot.metering.prices
     gpus = [view.gpu for view in snapshot.devices if view.instance is None]
     return [
-        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **price_keys(prices[gpu.uuid])}
+        {"gpu_uuid": gpu.uuid, "gpu_index": gpu.index, "model": gpu.model, **written(prices[gpu.uuid])}
         for gpu in gpus
         if gpu.uuid in prices
     ]
-
-
-def price_keys(price: Price) -> dict[str, Any]:
-    """Return the keys of a price in every JSON document."""
-    return picked(price, "per_hour", "per_kwh", "currency", "source", "as_of", "fallback")
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:

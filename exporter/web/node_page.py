@@ -21,8 +21,6 @@ from exporter.model.snapshot import ActivityHistory, ActivitySource, DeviceView,
 from exporter.web.node_api import mebibytes
 from exporter.web.templating import render
 
-IDLE_SHOWN_SECONDS = 120.0
-"""Minimum idle time of a holder that the page marks; shorter pauses are normal for a busy pod."""
 _LEAST_RATIO = 0.005
 """Activity below this is no use by an unlisted pod."""
 LEAST_GPUS = 0.005
@@ -43,11 +41,6 @@ class Condition(NamedTuple):
 
     look: str
     words: str
-
-
-def is_idle(use: PodUse) -> bool:
-    """Return whether the holder is known to have been idle for long enough to be marked."""
-    return use.idle_for_seconds is not None and use.idle_for_seconds >= IDLE_SHOWN_SECONDS
 
 
 def is_used(view: DeviceView) -> bool:
@@ -113,7 +106,7 @@ def spark(snapshot: Snapshot, view: DeviceView) -> Spark:
 
 def idle_seconds(view: DeviceView) -> float | None:
     """Return for how long all holders of a device have been idle; ``None`` without holders, or if one is not."""
-    idle = [use.idle_for_seconds or 0.0 for use in view.pods if is_idle(use)]
+    idle = [use.idle_for_seconds or 0.0 for use in view.pods if use.is_idle]
     return min(idle) if idle and len(idle) == len(view.pods) else None
 
 
@@ -189,7 +182,7 @@ class Group:
         """The state of the GPU, or how many of its instances or sharers are idle."""
         state = condition(self.gpu)
         sharers = self.gpu.pods if state.look == "busy" else ()
-        idle = sum(map(is_idle, sharers)) + sum(condition(view).look == "idle" for view in self.instances)
+        idle = sum(use.is_idle for use in sharers) + sum(condition(view).look == "idle" for view in self.instances)
         return Condition("idle", f"{idle} idle") if idle and state.look != "bad" else state
 
 
@@ -216,7 +209,7 @@ class Holding:
     @property
     def idle_gpus(self) -> float:
         """GPUs of idle holders, by share."""
-        return sum(use.holder.share_ratio for _, use in self.uses if is_idle(use))
+        return sum(use.holder.share_ratio for _, use in self.uses if use.is_idle)
 
     @property
     def activity_ratio(self) -> float | None:
@@ -315,7 +308,7 @@ def _view(snapshot: Snapshot) -> dict[str, object]:
     whole = [group.gpu for group in groups]
     uses = [(view, use) for view in snapshot.devices for use in view.pods]
     held = Holding(snapshot, Owner(), uses)
-    idle = Holding(snapshot, Owner(), [use for use in uses if is_idle(use[1])])
+    idle = Holding(snapshot, Owner(), [use for use in uses if use[1].is_idle])
     free = unheld(snapshot)
     return {
         # Without prices the page has no word on money.
@@ -377,7 +370,7 @@ def document(snapshot: Snapshot | None, cost_service_url: str = "", *, is_whole:
         cost_service_url: Address of the cost service; empty for a page without links to it.
         is_whole: False for what changes alone: the script puts its parts in place of the old ones.
     """
-    helpers = (alerts_off_until_seconds, condition, is_idle, is_used, mebibytes, owner_of, sole_holder, spark, xid_tier)
+    helpers = (alerts_off_until_seconds, condition, is_used, mebibytes, owner_of, sole_holder, spark, xid_tier)
     values = {
         **{helper.__name__: helper for helper in helpers},
         "cost_address": partial(_cost_address, cost_service_url),
