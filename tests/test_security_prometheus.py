@@ -8,7 +8,7 @@ from fleet_support import StubLedger, serving
 from service_support import NOW, running
 
 from exporter.cost.window import DAY_SECONDS
-from exporter.service.report_cache import MOST_OF_ONE
+from exporter.service.cache import MOST_OF_ONE
 from exporter.service.routes import client_of
 
 API = ("/api/v1/report?window=7d&by=team", "/api/v1/summary", "/allocation?window=7d&aggregate=team")

@@ -14,10 +14,10 @@ from exporter.cost.ledger import Failure, Figures
 from exporter.cost.report import FleetReport, Question, ReportLine, Trust
 from exporter.cost.window import Now, Window
 from exporter.errors import ConfigError, PrometheusError
-from exporter.service import report_cache as of_readings
-from exporter.service.data import Cached, lateness
+from exporter.service import cache as of_readings
+from exporter.service.cache import CLIENT, MOST_FIGURES, MOST_OF_ONE, Asked, Cached, Readings
+from exporter.service.data import lateness
 from exporter.service.parameters import BY, FILTERS, LIMIT, SHARE_IDLE, WINDOW, filter_text, filters_of, read
-from exporter.service.report_cache import CLIENT, MOST_FIGURES, MOST_OF_ONE, Asked, Readings
 from exporter.service.responses import problem_document
 from exporter.web import responses
 from exporter.web.responses import Bodies, Body

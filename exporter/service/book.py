@@ -23,8 +23,8 @@ from exporter.cost.store_ledger import close_due_days, oldest_day
 from exporter.cost.window import DAY_SECONDS, Now, Window, last_recorded, parse_window, period_at, period_before
 from exporter.errors import ConfigError, ExporterError, PrometheusError, StoreError
 from exporter.model.formatting import day
-from exporter.service.data import Cached, Freshness, Month, ThisMonth, label_values, lateness, newest_hour, this_month
-from exporter.service.report_cache import Asked, Readings
+from exporter.service.cache import Asked, Cached, Readings
+from exporter.service.data import Freshness, Month, ThisMonth, label_values, lateness, newest_hour, this_month
 
 LOG = logging.getLogger("exporter.service")
 RETRY_SECONDS = 15.0

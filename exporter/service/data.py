@@ -1,10 +1,8 @@
 """What the cost service shows in addition to reports: this month's money, how new it all is, and the cost labels."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from math import inf
-from typing import Annotated, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated
 
 from exporter.cost.budgets import Budget, standing
 from exporter.cost.dimensions import pairs
@@ -14,7 +12,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.queries import COST_LABELS, RECORDED, SECONDS
 from exporter.cost.report import KNOWN_RATIO, FleetReport
 from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, period_at
-from exporter.errors import ExporterError, PrometheusError
+from exporter.errors import PrometheusError
 from exporter.model.formatting import minute
 
 
@@ -93,64 +91,6 @@ def this_month(ledger: FleetLedger, now_seconds: float) -> ThisMonth:
         money=tuple(months),
         coverage=sum(sum(chunk.recorded_hours.values()) for chunk in now) / hours if hours > 0 else None,
     )
-
-
-Value = TypeVar("Value")
-MOST_PAUSE_SECONDS = 3600.0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Cached(Generic[Value]):
-    """A value that is read again when it is due; the old one stays while it cannot be read. For one event loop."""
-
-    read: Callable[[float], Awaitable[Value]]
-    """Reads it at a Unix time. Raises ExporterError."""
-    value: Value
-    every_seconds: float = inf
-    """Between two readings that went well."""
-    retry_seconds: float = 0.0
-    """After a reading that failed; twice as long after each further one, up to an hour. 0: as soon as it is asked."""
-    holds: Callable[[Value, float], bool] = field(default=lambda _value, _now: True)
-    """Whether a value may still be shown at a Unix time."""
-    problem: str = ""
-    """Why the last reading failed; empty where it did not."""
-    pause_seconds: float = 0.0
-    """Between the last reading, which failed, and the next one; 0 where it did not fail."""
-    _due_at: float = 0.0
-    _expired: bool = False
-    """Whether it was made due while it was read."""
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def expire(self) -> None:
-        """Make it due; the value stays as the old one."""
-        self._due_at, self.pause_seconds, self._expired = 0.0, 0.0, True
-
-    def is_due(self, now: float) -> bool:
-        """Return whether it is time to read it; a clock that was set back makes no pause longer."""
-        return not self.holds(self.value, now) or not 0 < self._due_at - now <= (
-            self.pause_seconds or self.every_seconds
-        )
-
-    async def refresh(self, now: float) -> None:
-        """Read it if it is due; one reading at a time.
-
-        Raises:
-            ExporterError: It could not be read.
-        """
-        async with self._reading:
-            if not self.is_due(now):
-                return
-            self._expired = False
-            try:
-                self.value = await self.read(now)
-            except ExporterError as error:
-                self.problem = str(error)
-                self.pause_seconds = min(max(2 * self.pause_seconds, self.retry_seconds), MOST_PAUSE_SECONDS)
-                self._due_at = now + self.pause_seconds
-                raise
-            self.problem, self.pause_seconds = "", 0.0
-            if not self._expired:
-                self._due_at = now + self.every_seconds
 
 
 LOOK_BACK_HOURS = 26

@@ -20,9 +20,9 @@ from exporter.cost.window import HOUR_SECONDS
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.model.ledger import NO_SECONDS
 from exporter.service.book import Book
+from exporter.service.cache import Asked
 from exporter.service.charts import whole
 from exporter.service.page_frame import DEFAULT_WINDOW, GROUPS, View
-from exporter.service.report_cache import Asked
 
 LINES = 100
 """Of one page."""

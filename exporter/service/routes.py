@@ -15,11 +15,11 @@ from exporter.metrics.collector import ProcessMetrics
 from exporter.service import responses
 from exporter.service.api import Ask, Endpoint
 from exporter.service.book import Book
+from exporter.service.cache import CLIENT
 from exporter.service.metrics import render
 from exporter.service.openapi import ENDPOINTS, document
 from exporter.service.pages import Pages
 from exporter.service.parameters import read
-from exporter.service.report_cache import CLIENT
 from exporter.service.settings import ServeSettings
 from exporter.web.access import address_of, plain
 from exporter.web.responses import Bodies, Body, json_body, response_of
