@@ -125,7 +125,7 @@ async def running(
     attributor = Attributor(kubelet=kubelet, lookup=PodLookup(Path("/"), Path("/")), expiry_seconds=60.0)
     agent = Agent(
         node=plain_node(
-            Sources(nvml=worker, stale_after_seconds=3.0),
+            Sources(nvml=worker, stale_after_seconds=3.0, missing=MissingGpus(first_seconds=0.3, longest_seconds=1.0)),
             attributor,
             sample_interval_seconds=0.1,
             process_clock=time.monotonic,
@@ -134,7 +134,6 @@ async def running(
         renderer=Renderer(ExpositionOptions()),
         release_seconds=60.0,
         load_prices=lambda: PriceBook(name="test", currency="USD", rows=()),
-        missing=MissingGpus(first_seconds=0.3, longest_seconds=1.0),
     )
     task = asyncio.create_task(agent.run(socket.create_server(("127.0.0.1", 0))))
     try:

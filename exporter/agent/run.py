@@ -24,7 +24,7 @@ from exporter.agent.history import EventLog, SourceRecord
 from exporter.agent.metering import Metering, Save
 from exporter.agent.node import Node
 from exporter.agent.owners import FILE_NAME, Owners, OwnerWindows
-from exporter.agent.sources import MissingGpus, make_sources, sources_of
+from exporter.agent.sources import make_sources, sources_of
 from exporter.agent.views import Viewer
 from exporter.attribution.processes import PodLookup, sees_host_processes
 from exporter.attribution.tenants import tenant_source
@@ -39,10 +39,15 @@ from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, bind
 from exporter.web.server import NodeSite, Renderer
 
+LOG = logging.getLogger("exporter.agent")
+
 STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
 """After steps of a tick that took the first value, the tick pauses for the second, and scrapes are answered."""
 API_ANSWER_SECONDS = 15.0
 """Maximum time for the API's first answers, in addition to the jitter of the start."""
+SHUTDOWN_SECONDS = 2.0
+"""Time for open scrapes to finish after a termination signal."""
+_HOUR_SECONDS = 3600.0
 
 
 def attributor_of(config: AgentConfig, clock: Callable[[], float] = time.time) -> Attributor:
@@ -76,14 +81,6 @@ def attributor_of(config: AgentConfig, clock: Callable[[], float] = time.time) -
         metadata=metadata,
         metadata_wait_seconds=owners.kube_start_jitter_seconds + API_ANSWER_SECONDS,
     )
-
-
-LOG = logging.getLogger("exporter.agent")
-
-SHUTDOWN_SECONDS = 2.0
-"""Time for open scrapes to finish after a termination signal."""
-
-_HOUR_SECONDS = 3600.0
 
 
 async def run(config: AgentConfig, commands: Mapping[str, Sequence[str]]) -> int:
@@ -272,7 +269,6 @@ class Agent:
     access: WebAccess | None = None
     """Allowed clients; ``None``: every client, by plain HTTP."""
     cost_service_url: str = ""
-    missing: MissingGpus = field(default_factory=MissingGpus)
     tasks: Sequence[Callable[[], Awaitable[None]]] = ()
     """Tasks that run in parallel to the ticks until the agent stops."""
     snapshot: Snapshot | None = None
@@ -337,7 +333,7 @@ class Agent:
                 if snapshot is not None:
                     self.snapshot = snapshot
                     self._problems.note(snapshot)
-                    self._reopen_for_missing(snapshot)
+                    self.node.sources.reopen_for_missing(snapshot, time.monotonic())
                 elif time.monotonic() - resumed >= STEPS_SECONDS:
                     await asyncio.sleep(BETWEEN_STEPS_SECONDS)
                     resumed = time.monotonic()
@@ -349,17 +345,6 @@ class Agent:
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
             self.snapshot = self.node.after_failed_tick(self.snapshot, time.time(), time.monotonic())
-
-    def _reopen_for_missing(self, snapshot: Snapshot) -> None:
-        """Have the driver reopened if that may recover a GPU that is missing or does not answer."""
-        driver = self.node.sources.nvml
-        expected, well = snapshot.expected_devices, driver.well_gpus if driver else None
-        if snapshot.attribution.unseen_instances and well is not None:
-            # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
-            expected = max(expected or 0, well + 1)
-        if driver and self.missing.is_due(expected=expected, well=well, steady=time.monotonic()):
-            LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
-            driver.renew()
 
     def _start_reload(self) -> None:
         if self._reloading is None or self._reloading.done():

@@ -13,6 +13,7 @@ from exporter.gpu.merge import SLOW_COUNTER_SECONDS, MergeMemory, alone, merge, 
 from exporter.gpu.worker import Worker, child_command
 from exporter.model.devices import Reading, SourceState, SourceStatus
 from exporter.model.fields import Field
+from exporter.model.snapshot import Snapshot
 
 LOG = logging.getLogger("exporter.agent")
 
@@ -25,6 +26,48 @@ _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is on another machine and is not used; give the"
     " --dcgm-address of this node's engine"
 )
+FIRST_SECONDS, LONGEST_SECONDS = 60.0, 600.0
+"""First and longest time for which a GPU is missing before the driver is opened again."""
+
+
+class MissingGpus:
+    """Measures for how long GPUs have not been up while the driver as a whole works.
+
+    The driver fixes its list of GPUs when a process opens it. A GPU that was absent at that moment is not in the list
+    when it returns. A process that was started in the meantime does not know that a GPU is missing.
+
+    Args:
+        first_seconds: Time for which a GPU is absent before the driver is reopened. Doubles, up to
+            ``longest_seconds``, while that does not recover the GPU.
+        longest_seconds: Upper limit of that time.
+    """
+
+    def __init__(self, *, first_seconds: float = FIRST_SECONDS, longest_seconds: float = LONGEST_SECONDS) -> None:
+        self._first_seconds = self._pause_seconds = first_seconds
+        self._longest_seconds = longest_seconds
+        self._since: float | None = None
+
+    def is_due(self, *, expected: int | None, well: int | None, steady: float) -> bool:
+        """Return whether the driver must be reopened now; if so, the next pause begins.
+
+        Args:
+            expected: Expected number of GPUs; ``None`` if unknown.
+            well: GPUs of the driver's newest reading that are up; ``None`` while the driver does not answer, which does
+                not mean that its GPUs are down.
+            steady: Seconds of a monotonic clock.
+        """
+        if well is None:
+            return False
+        if expected is None or well >= expected:
+            self._since, self._pause_seconds = None, self._first_seconds
+            return False
+        if self._since is None:
+            self._since = steady
+        if steady - self._since < self._pause_seconds:
+            return False
+        self._since = steady
+        self._pause_seconds = min(2 * self._pause_seconds, self._longest_seconds)
+        return True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +85,7 @@ class Sources:
     """Maximum age of a usable reading."""
     dcgm_commands: tuple[Sequence[str], Sequence[str]] | None = None
     """Commands of DCGM's child: with NVML, and alone; ``None``: its command stays."""
+    missing: MissingGpus = field(default_factory=MissingGpus)
     _memory: MergeMemory = field(default_factory=MergeMemory)
     _unmerged: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """DCGM's readings that are newer than the last merged one, and its newest."""
@@ -115,6 +159,23 @@ class Sources:
             elif self.nvml.status.state is SourceState.UP:
                 self.dcgm.use(with_nvml)
 
+    def reopen_for_missing(self, snapshot: Snapshot, steady: float) -> None:
+        """Have the driver reopened if that may recover a GPU that is missing or does not answer.
+
+        Args:
+            snapshot: The newest snapshot.
+            steady: Seconds of the monotonic clock.
+        """
+        if self.nvml is None:
+            return
+        expected, well = snapshot.expected_devices, self.nvml.well_gpus
+        if snapshot.attribution.unseen_instances and well is not None:
+            # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
+            expected = max(expected or 0, well + 1)
+        if self.missing.is_due(expected=expected, well=well, steady=steady):
+            LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
+            self.nvml.renew()
+
     def _new_of(self, source: Worker | None) -> tuple[Reading, ...]:
         """Return a source's new readings; count their errors and events once."""
         if source is None:
@@ -161,10 +222,6 @@ class Sources:
         return reading and replace(reading, xids=self._xids.ready())
 
 
-FIRST_SECONDS = 60.0
-LONGEST_SECONDS = 600.0
-
-
 def sources_of(config: AgentConfig) -> tuple[str, ...]:
     """Return the names of the configured sources, NVML first."""
     if config.sampling.source == "dcgm":
@@ -203,43 +260,3 @@ def make_sources(config: AgentConfig, fields: Iterable[Field], commands: Mapping
         stale_after_seconds=stale_after_seconds(interval),
         dcgm_commands=(defaults["dcgm"], child_command(interval, alone(fields), address)) if is_chosen else None,
     )
-
-
-class MissingGpus:
-    """Measures for how long GPUs have not been up while the driver as a whole works.
-
-    The driver fixes its list of GPUs when a process opens it. A GPU that was absent at that moment is not in the list
-    when it returns. A process that was started in the meantime does not know that a GPU is missing.
-
-    Args:
-        first_seconds: Time for which a GPU is absent before the driver is reopened. Doubles, up to
-            ``longest_seconds``, while that does not recover the GPU.
-        longest_seconds: Upper limit of that time.
-    """
-
-    def __init__(self, *, first_seconds: float = FIRST_SECONDS, longest_seconds: float = LONGEST_SECONDS) -> None:
-        self._first_seconds = self._pause_seconds = first_seconds
-        self._longest_seconds = longest_seconds
-        self._since: float | None = None
-
-    def is_due(self, *, expected: int | None, well: int | None, steady: float) -> bool:
-        """Return whether the driver must be reopened now; if so, the next pause begins.
-
-        Args:
-            expected: Expected number of GPUs; ``None`` if unknown.
-            well: GPUs of the driver's newest reading that are up; ``None`` while the driver does not answer, which does
-                not mean that its GPUs are down.
-            steady: Seconds of a monotonic clock.
-        """
-        if well is None:
-            return False
-        if expected is None or well >= expected:
-            self._since, self._pause_seconds = None, self._first_seconds
-            return False
-        if self._since is None:
-            self._since = steady
-        if steady - self._since < self._pause_seconds:
-            return False
-        self._since = steady
-        self._pause_seconds = min(2 * self._pause_seconds, self._longest_seconds)
-        return True
