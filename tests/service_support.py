@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from fleet_support import END_SECONDS
 
-from exporter.config.options import BookSettings
+from exporter.config.options import FleetSettings
 from exporter.config.prometheus_options import PrometheusSettings
 from exporter.cost.budgets import Budget, BudgetState, standings
 from exporter.cost.dimensions import Filters, LineKey
@@ -29,10 +29,10 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import Recommendation, read_recommendations
 from exporter.cost.window import parse_window
 from exporter.errors import PrometheusError
-from exporter.service.book import Book, Keeping
 from exporter.service.data import label_values
+from exporter.service.fleet import Fleet, Keeping
 from exporter.service.routes import create_app
-from exporter.service.run import book_of
+from exporter.service.run import fleet_of
 from exporter.service.settings import ServeSettings, load_settings
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, Limits, bind
@@ -152,12 +152,12 @@ class Served:
 
     url: str
     """Without a slash at its end."""
-    book: Book
+    fleet: Fleet
     loop: asyncio.AbstractEventLoop
-    """Where the book lives."""
+    """The event loop of the fleet."""
 
     def ask(self, question: Coroutine[Any, Any, Reply]) -> Reply:
-        """What the book answers, asked from another thread."""
+        """What the fleet answers, asked from another thread."""
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
@@ -192,35 +192,35 @@ async def served(
     async with PrometheusClient(asked) as client:
         ledger = PrometheusLedger(client)
         chosen = settings or ServeSettings()
-        book = book_of(chosen.books, client, client, lambda: now_seconds)
-        book.pods = live_pods(pods, prometheus_url)
-        book.newest.value, book.newest.problem = now_seconds // HOUR_SECONDS * HOUR_SECONDS, problem
-        book.looked = True
+        fleet = fleet_of(chosen.fleet, client, client, lambda: now_seconds)
+        fleet.pods = live_pods(pods, prometheus_url)
+        fleet.newest.value, fleet.newest.problem = now_seconds // HOUR_SECONDS * HOUR_SECONDS, problem
+        fleet.looked = True
         ledger = PrometheusLedger(client)
-        book.labels.value = {} if problem else await label_values(client, now_seconds)
-        book.recommendations.value = (
+        fleet.labels.value = {} if problem else await label_values(client, now_seconds)
+        fleet.recommendations.value = (
             await read_recommendations(client, ledger, now_seconds) if recommendations is None else recommendations
         )
-        book.budgets.value = [
+        fleet.budgets.value = [
             *[state for state in budgets if isinstance(state, BudgetState)],
             *await standings([one for one in budgets if isinstance(one, Budget)], ledger, now_seconds),
         ]
-        app = create_app(book, chosen)
+        app = create_app(fleet, chosen)
         async with http_server(app) as port:
             try:
-                yield Served(url=f"http://127.0.0.1:{port}", book=book, loop=asyncio.get_running_loop())
+                yield Served(url=f"http://127.0.0.1:{port}", fleet=fleet, loop=asyncio.get_running_loop())
             finally:
-                await book.readings.stop()
+                await fleet.readings.stop()
 
 
-def quiet_book(now_seconds: float, budgets: Sequence[BudgetState] = (), source: LedgerSource | None = None) -> Book:
-    """A book that has read nothing but the state of these budgets, and asks no Prometheus for a ledger."""
+def quiet_fleet(now_seconds: float, budgets: Sequence[BudgetState] = (), source: LedgerSource | None = None) -> Fleet:
+    """A fleet with only the state of these budgets read, and no Prometheus for its ledger."""
     client = PrometheusClient(PrometheusSettings(url="http://127.0.0.1:1"))
     ledger = source or PrometheusLedger(client)
     keeping = Keeping(prometheus=ledger, path=None, history_days=1)
-    book = Book(client, ledger, keeping, lambda: now_seconds, BookSettings(refresh_interval_seconds=3600.0))
-    book.budgets.value = budgets
-    return book
+    fleet = Fleet(client, ledger, keeping, lambda: now_seconds, FleetSettings(refresh_interval_seconds=3600.0))
+    fleet.budgets.value = budgets
+    return fleet
 
 
 @contextmanager
@@ -310,7 +310,7 @@ class Running:
     """A service that runs."""
 
     url: str
-    book: Book
+    fleet: Fleet
     clock: Clock
     session: aiohttp.ClientSession
 
@@ -327,12 +327,12 @@ class Running:
 
     async def round(self) -> bool:
         """One look of the service; false where Prometheus did not answer."""
-        await self.book.look(self.clock.now)
-        return not self.book.newest.problem
+        await self.fleet.look(self.clock.now)
+        return not self.fleet.newest.problem
 
     async def keep(self) -> None:
         """Close what is due."""
-        await self.book.close_days(self.clock.now)
+        await self.fleet.close_days(self.clock.now)
 
 
 @asynccontextmanager
@@ -342,17 +342,17 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
     settings = load_settings(flags, {})
     clock = Clock(now)
     async with PrometheusClient(settings.prometheus) as client, aiohttp.ClientSession() as session:
-        book = book_of(settings.books, client, client, clock)
-        book.load_budgets()
-        book.keeping.open(now)
+        fleet = fleet_of(settings.fleet, client, client, clock)
+        fleet.load_budgets()
+        fleet.keeping.open(now)
         try:
-            async with http_server(create_app(book, settings)) as port:
+            async with http_server(create_app(fleet, settings)) as port:
                 try:
-                    yield Running(f"http://127.0.0.1:{port}", book, clock, session)
+                    yield Running(f"http://127.0.0.1:{port}", fleet, clock, session)
                 finally:
-                    await book.readings.stop()
+                    await fleet.readings.stop()
         finally:
-            book.keeping.close()
+            fleet.keeping.close()
 
 
 @dataclass(frozen=True, slots=True)

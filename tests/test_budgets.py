@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from service_support import quiet_book
+from service_support import quiet_fleet
 from store_support import Known
 
 from exporter.cost.budgets import Budget, BudgetState, load, parse, standings
@@ -15,7 +15,7 @@ from exporter.cost.store import day_window
 from exporter.cost.window import DAY_SECONDS, period_at
 from exporter.errors import ConfigError
 from exporter.model.ledger import ByState
-from exporter.service.book import Book
+from exporter.service.fleet import Fleet
 
 ONE = """\
 budgets:
@@ -267,11 +267,11 @@ def test_failed_query_that_does_not_affect_cost_keeps_the_budget_known(series: s
     assert (state.known, state.unread) == (True, "")
 
 
-async def looks_of(source: Known, *seconds: float) -> tuple[Book, list[int], float]:
+async def looks_of(source: Known, *seconds: float) -> tuple[Fleet, list[int], float]:
     """Looks at these times, in all of which the newest hour is the same.
 
     Returns:
-        The book; how often budgets were counted by each look; the pause after the last one.
+        The fleet; how often budgets were counted by each look; the pause after the last one.
     """
 
     async def newest(_now: float) -> float:
@@ -283,36 +283,36 @@ async def looks_of(source: Known, *seconds: float) -> tuple[Book, list[int], flo
     async def labels(_now: float) -> dict[str, tuple[str, ...]]:
         return {}
 
-    book = quiet_book(NOW, source=source)
-    book.newest.read, book.recommendations.read, book.labels.read = newest, advice, labels
-    book.wanted = [budget(team="red")]
+    fleet = quiet_fleet(NOW, source=source)
+    fleet.newest.read, fleet.recommendations.read, fleet.labels.read = newest, advice, labels
+    fleet.wanted = [budget(team="red")]
     counted, pause = [], 0.0
     for second in seconds:
-        pause = await book.look(NOW + second)
+        pause = await fleet.look(NOW + second)
         counted.append(sum(window.label == "budgets" for window in source.asked))
-    return book, counted, pause
+    return fleet, counted, pause
 
 
 async def test_budget_with_a_failed_query_is_retried_with_growing_delay() -> None:
     source = october()
     source.failing = {int(at("2026-10-04"))}
-    book, counted, pause = await looks_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
+    fleet, counted, pause = await looks_of(source, 0, 30, 60, 120, 180, 400, 420, 890)
     assert counted == [1, 1, 2, 2, 3, 3, 4, 4]
     assert pause == 480
-    assert book.last_read_seconds is None
-    assert "1 of 1 budgets could not be counted: no answer in 60 s" in (book.freshness().problem or "")
+    assert fleet.last_read_seconds is None
+    assert "1 of 1 budgets could not be counted: no answer in 60 s" in (fleet.freshness().problem or "")
     source.failing = set()
-    assert await book.look(NOW + 900) == 3600
-    assert book.last_read_seconds == NOW + 900
-    assert "budgets" not in (book.freshness().problem or "")
+    assert await fleet.look(NOW + 900) == 3600
+    assert fleet.last_read_seconds == NOW + 900
+    assert "budgets" not in (fleet.freshness().problem or "")
 
 
 async def test_permanent_query_failure_is_not_retried_before_the_next_hour() -> None:
     source = october()
     source.failing, source.may_pass = {int(at("2026-10-04"))}, False
-    book, counted, _ = await looks_of(source, 0, 300, 3000)
+    fleet, counted, _ = await looks_of(source, 0, 300, 3000)
     assert counted == [1, 1, 1]
-    assert book.last_read_seconds == NOW + 3000
+    assert fleet.last_read_seconds == NOW + 3000
 
 
 def test_unrecorded_hours_are_reported() -> None:

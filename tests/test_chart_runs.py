@@ -127,11 +127,11 @@ def test_service_accepts_all_options_together(certificates: Certificates, tmp_pa
     (container,) = service["spec"]["template"]["spec"]["containers"]
     assert settings.prometheus.url == "http://prometheus-operated.monitoring:9090"
     assert settings.path_prefix == "/cost"
-    assert settings.books.history_days == 30
-    assert settings.books.budgets is not None
-    assert [budget.name for budget in read_budgets(settings.books.budgets)] == ["research"]
-    assert settings.books.store is not None
-    assert str(settings.books.store).startswith(str(tmp_path))
+    assert settings.fleet.history_days == 30
+    assert settings.fleet.budgets is not None
+    assert [budget.name for budget in read_budgets(settings.fleet.budgets)] == ["research"]
+    assert settings.fleet.store is not None
+    assert str(settings.fleet.store).startswith(str(tmp_path))
     assert {port["containerPort"] for port in container["ports"]} == {settings.serving.listen.port}
     assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
 
@@ -149,7 +149,7 @@ def test_service_runs_with_the_command_of_the_chart(certificates: Certificates, 
 
 def test_service_without_a_store_has_no_volume_claim(tmp_path: Path) -> None:
     found = documents(values="service: {enabled: true, store: {type: none}, config: {prometheus: 'http://p:9090'}}")
-    assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).books.store is None
+    assert service_settings(started(of_kind(found, "Deployment"), found, tmp_path)).fleet.store is None
     assert not [one for one in found if one["kind"] == "PersistentVolumeClaim"]
 
 

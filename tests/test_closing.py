@@ -12,7 +12,7 @@ from exporter.cost.store import ALL_OF_A_DAY, DayStore
 from exporter.cost.store_ledger import StoreLedger, close_due_days, due_days, oldest_day
 from exporter.cost.window import DAY_SECONDS, Window
 from exporter.errors import PrometheusError, StoreError
-from exporter.service.book import Keeping
+from exporter.service.fleet import Keeping
 
 HERE = Path(__file__).resolve().parent
 

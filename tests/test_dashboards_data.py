@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dashboards_support import NAMES, Engine, Panel, Vector, live_node, load, panels
 from fleet_support import END_SECONDS, SMALL_FLEET, FleetServer, backfill, backfilled, prometheus, truth_between
-from service_support import quiet_book
+from service_support import quiet_fleet
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.window import period_at
@@ -41,10 +41,10 @@ def _service_page() -> list[str]:
         unpriced_seconds=0.0,
         as_of_seconds=now,
     )
-    book = quiet_book(now, (state,))
+    fleet = quiet_fleet(now, (state,))
     money = (Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),)
-    book.month.value = ThisMonth(start_seconds=period_at("month", now).start_seconds, money=money, coverage=None)
-    page = render(book, "").plain.decode()
+    fleet.month.value = ThisMonth(start_seconds=period_at("month", now).start_seconds, money=money, coverage=None)
+    page = render(fleet, "").plain.decode()
     return [line for line in page.splitlines() if line.startswith(("gpu_budget", "gpu_cost_month", "gpu_cost_last"))]
 
 

@@ -196,7 +196,7 @@ def test_programs_accept_their_options(folder: Path, tmp_path: Path) -> None:
             assert start.args == ["serve"]
             settings = load_settings({}, start.env)
             assert settings.serving.listen.port == port["containerPort"]
-            kept = settings.books.store
+            kept = settings.fleet.store
             assert kept
         assert kept is None or kept.is_relative_to(tmp_path), "on a volume"
 

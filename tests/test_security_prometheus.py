@@ -61,7 +61,7 @@ async def test_reading_continues_while_one_of_two_clients_waits() -> None:
         await asyncio.sleep(0.1)
         leaves.cancel()
         assert (await stays).status == 200
-        assert site.book.readings.begun == 1
+        assert site.fleet.readings.begun == 1
 
 
 async def test_one_client_leaves_slots_for_others() -> None:

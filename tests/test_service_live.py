@@ -93,7 +93,7 @@ async def test_fifty_identical_queries_cause_one_reading(live: FleetServer) -> N
         answers = await asyncio.gather(*(site.get("/api/v1/report?window=7d&by=team") for _ in range(50)))
         assert {answer.status for answer in answers} == {200}
         assert len({answer.body for answer in answers}) == 1
-        assert site.book.readings.begun == 1
+        assert site.fleet.readings.begun == 1
 
 
 async def test_report_is_read_again_only_after_a_new_hour(live: FleetServer) -> None:
@@ -101,11 +101,11 @@ async def test_report_is_read_again_only_after_a_new_hour(live: FleetServer) -> 
     async with running(live.url, now=now) as site:
         await site.round()
         before = await site.json("/api/v1/report?window=7d&by=")
-        begun = site.book.readings.begun
+        begun = site.fleet.readings.begun
         site.clock.now += 300
         await site.round()
         assert await site.json("/api/v1/report?window=7d&by=") == before
-        assert site.book.readings.begun == begun
+        assert site.fleet.readings.begun == begun
         site.clock.now = END_SECONDS + 1200.0
         await site.round()
         after = await site.json("/api/v1/report?window=7d&by=")
@@ -116,13 +116,13 @@ async def test_report_is_read_again_only_after_a_new_hour(live: FleetServer) -> 
 async def test_the_first_visitor_does_not_wait_for_the_long_readings(live: FleetServer) -> None:
     async with running(live.url) as site:
         await site.round()
-        begun = site.book.readings.begun
+        begun = site.fleet.readings.begun
         assert begun >= 2
         assert "From GPUs to work" in (await site.get("/")).text
         window = "window=30d&by=cluster,namespace,kind,workload,team"
         assert (await site.get(f"/api/v1/report?{window}")).status == 200
         # The days of the most wasteful workloads are what the page still asks for.
-        assert site.book.readings.begun - begun <= 1
+        assert site.fleet.readings.begun - begun <= 1
 
 
 async def test_victoriametrics_is_supported_as_a_source(fleet_victoria: FleetServer) -> None:
@@ -353,7 +353,7 @@ async def test_closed_day_is_read_from_the_store(live: FleetServer, tmp_path: Pa
 async def test_labels_of_owners_are_offered_after_a_round(live: FleetServer) -> None:
     async with running(live.url) as site:
         await site.round()
-        assert site.book.labels.value["environment"] == ("dev", "prod")
+        assert site.fleet.labels.value["environment"] == ("dev", "prod")
         assert 'href="/by/label:project"' in (await site.get("/")).text
 
 
@@ -366,10 +366,10 @@ async def test_budgets_are_computed_and_reloaded(live: FleetServer, tmp_path: Pa
         truth = truth_between(1_788_220_800, END_SECONDS, LIVE_FLEET).sum(team="vision")
         assert budget["spent"] == pytest.approx(truth.money["USD"].total, rel=1e-6)
         file.write_text("budgets:\n  - {name: vision, amount: none}\n")
-        site.book.load_budgets()
+        site.fleet.load_budgets()
         await site.round()
         assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["vision"]
         file.write_text("budgets:\n  - {name: all, amount: 5, currency: EUR, period: month}\n")
-        site.book.load_budgets()
+        site.fleet.load_budgets()
         await site.round()
         assert [one["name"] for one in (await site.json("/api/v1/budgets"))["budgets"]] == ["all"]

@@ -13,7 +13,7 @@ import fleet_support
 import pytest
 from files_support import read_yaml
 from page_support import samples_of
-from service_support import quiet_book
+from service_support import quiet_fleet
 
 from exporter.cost.budgets import Budget, BudgetState
 from exporter.cost.store import ClosedDay
@@ -22,8 +22,8 @@ from exporter.metrics import catalog as agent_catalog
 from exporter.metrics.collector import ProcessMetrics
 from exporter.metrics.text_format import Kind
 from exporter.service import metrics as catalog
-from exporter.service.book import Book
 from exporter.service.data import Month, ThisMonth
+from exporter.service.fleet import Fleet
 from exporter.service.metrics import families, render
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,16 +44,16 @@ def state(name: str, spent: float, projected: float | None, *, now: float = NOW,
     )
 
 
-def everything() -> Book:
+def everything() -> Fleet:
     day = Window(start_seconds=int(NOW) - 129_600, end_seconds=int(NOW) - 43_200)
     budgets = (state("research", 400.0, 900.0, team="red", namespace="a", cluster="east"), state("all", 1.0, None))
-    book = quiet_book(NOW, budgets)
+    fleet = quiet_fleet(NOW, budgets)
     money = (Month(currency="USD", spent=5.0, forecast=9.0, last_month=7.0),)
-    book.month.value = ThisMonth(start_seconds=period_at("month", NOW).start_seconds, money=money, coverage=0.99)
-    book.keeping.path, book.keeping.not_closed = Path("days.sqlite"), 0
-    book.keeping.days = (ClosedDay(day, 1, 24, simulated=False, reopened=""),)
-    book.newest.value, book.last_read_seconds, book.errors["timeout"] = NOW, NOW - 60, 3
-    return book
+    fleet.month.value = ThisMonth(start_seconds=period_at("month", NOW).start_seconds, money=money, coverage=0.99)
+    fleet.keeping.path, fleet.keeping.not_closed = Path("days.sqlite"), 0
+    fleet.keeping.days = (ClosedDay(day, 1, 24, simulated=False, reopened=""),)
+    fleet.newest.value, fleet.last_read_seconds, fleet.errors["timeout"] = NOW, NOW - 60, 3
+    return fleet
 
 
 def test_every_metric_has_a_unique_name_and_help_and_a_matching_type() -> None:
@@ -86,8 +86,8 @@ def test_every_metric_has_its_row_in_the_document() -> None:
 def test_unknown_values_are_absent() -> None:
     unknown = state("b", 0.0, None)
     known = {name: getattr(unknown, name) for name in unknown.__slots__} | {"known": False}
-    book = quiet_book(NOW, (BudgetState(**known),))
-    shown = {family.name for family in families(book)}
+    fleet = quiet_fleet(NOW, (BudgetState(**known),))
+    shown = {family.name for family in families(fleet)}
     assert shown == {
         "gpu_budget_limit",
         "gpu_budget_period_start_timestamp_seconds",
@@ -132,12 +132,12 @@ def test_rules_read_only_existing_series_and_labels() -> None:
 
 
 @contextmanager
-def scraped(directory: Path, pages: list[tuple[float, Book]]) -> Iterator[str]:
+def scraped(directory: Path, pages: list[tuple[float, Fleet]]) -> Iterator[str]:
     """A real Prometheus that has scraped pages at those times; its address."""
     series: dict[str, list[str]] = {}
-    for moment, book in pages:
+    for moment, fleet in pages:
         head = ""
-        for line in render(book, "application/openmetrics-text").plain.decode().splitlines():
+        for line in render(fleet, "application/openmetrics-text").plain.decode().splitlines():
             if line.startswith("# TYPE"):
                 head = line
                 series.setdefault(head, [])
@@ -181,7 +181,7 @@ def test_rules_detect_a_burning_budget_and_ignore_a_normal_one(tmp_path: Path) -
             state("dear", 600.0, 1330.0, now=moment, namespace="a", cluster="east"),
             state("calm", 300.0, 640.0, now=moment),
         )
-        pages.append((moment, quiet_book(moment, budgets)))
+        pages.append((moment, quiet_fleet(moment, budgets)))
     known = rules()
     with scraped(tmp_path, pages) as url:
         burn = ask(url, inlined(known["GPUBudgetBurn"]["expr"], known))

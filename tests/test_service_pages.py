@@ -121,9 +121,9 @@ def page(running: Served, path: str, status: int = 200) -> Page:
 
 
 def report(running: Served, *by: Dimension) -> FleetReport:
-    """What the service's book has of the month."""
-    window = parse_window(MONTH, running.book.freshness().now_seconds)
-    return running.ask(running.book.report(window, Question(by=by)))
+    """What the service has of the month."""
+    window = parse_window(MONTH, running.fleet.freshness().now_seconds)
+    return running.ask(running.fleet.report(window, Question(by=by)))
 
 
 def month_truth(small_fleet: FleetPlan) -> FleetTruth:

@@ -19,7 +19,7 @@ def test_prometheus_url_is_the_only_required_setting() -> None:
     settings = load_settings(PROMETHEUS, {})
     assert settings.prometheus.url == "http://prometheus:9090"
     assert (settings.serving.listen.host, settings.serving.listen.port) == ("", 9401)
-    assert settings.books.store is None
+    assert settings.fleet.store is None
     assert settings.path_prefix == ""
     assert settings.warnings == ()
 
@@ -37,7 +37,7 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(tmp_pa
     settings = load_settings({"config": str(file), "listen": ":3"}, environ)
     assert settings.prometheus.url == "http://file:9090"
     assert (settings.serving.listen.port, settings.serving.title) == (3, "environment")
-    assert settings.books.refresh_interval_seconds == 60.0
+    assert settings.fleet.refresh_interval_seconds == 60.0
 
 
 def test_all_mistakes_are_reported_at_once_with_their_place(tmp_path: Path) -> None:

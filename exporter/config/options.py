@@ -402,7 +402,7 @@ class ServiceServingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BookSettings:
+class FleetSettings:
     """What the cost service reads and keeps."""
 
     store: Path | None = Option("store", types.PATH, default_note="only what Prometheus still has").setting(

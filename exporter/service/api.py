@@ -19,8 +19,8 @@ from exporter.cost.window import Window
 from exporter.errors import ConfigError
 from exporter.model.ledger import state_columns
 from exporter.service import parameters, responses
-from exporter.service.book import Book
 from exporter.service.data import Freshness, Month, gpu_funnel
+from exporter.service.fleet import Fleet
 from exporter.service.parameters import Parameter
 from exporter.service.settings import ServeSettings
 from exporter.web.responses import Bodies, Body, json_body
@@ -150,7 +150,7 @@ class Ask:
 
     values: Mapping[str, Any]
     """By parameter."""
-    book: Book
+    fleet: Fleet
     bodies: Bodies
     settings: ServeSettings
     ignored: tuple[str, ...] = ()
@@ -187,9 +187,9 @@ async def _report(ask: Ask) -> object:
         share_idle=values["shareIdle"],
         share_unallocated=values["shareUnallocated"],
     )
-    kept = report = await ask.book.report(values["window"], replace(question, with_series=values["series"]))
-    before = ask.book.before(report.window)
-    earlier = await ask.book.report(before, question) if before else None
+    kept = report = await ask.fleet.report(values["window"], replace(question, with_series=values["series"]))
+    before = ask.fleet.before(report.window)
+    earlier = await ask.fleet.report(before, question) if before else None
     if earlier:
         report = compared(report, earlier)
     if form == "json":
@@ -234,7 +234,7 @@ async def _focus(ask: Ask) -> object:
                 for dimension in wrong
             )
         )
-    ledger = await ask.book.ledger(ask.values["window"], FOCUS_DIMENSIONS, filters)
+    ledger = await ask.fleet.ledger(ask.values["window"], FOCUS_DIMENSIONS, filters)
     stream = io.StringIO()
     version = ask.values["focusVersion"]
     await asyncio.to_thread(write_focus, ledger, stream, version=version)
@@ -250,19 +250,19 @@ def _filename(head: str, window: Window, what: str, ending: str) -> str:
 
 
 async def _summary(ask: Ask) -> object:
-    report = await ask.book.report(ask.values["window"], Question(filters=parameters.filters_of(ask.values)))
+    report = await ask.fleet.report(ask.values["window"], Question(filters=parameters.filters_of(ask.values)))
     return SummaryDocument(
         window=document.window_document(report.window),
-        funnel=gpu_funnel(report, ask.book.now().seconds),
+        funnel=gpu_funnel(report, ask.fleet.now().seconds),
         money=money_documents(report),
         trust=document.trust_document(report),
-        months=list(await ask.book.months()),
-        freshness=ask.book.freshness(),
+        months=list(await ask.fleet.months()),
+        freshness=ask.fleet.freshness(),
     )
 
 
 async def _months(ask: Ask) -> object:
-    return MonthsDocument(months=list(await ask.book.months()), freshness=ask.book.freshness())
+    return MonthsDocument(months=list(await ask.fleet.months()), freshness=ask.fleet.freshness())
 
 
 async def _recommendations(ask: Ask) -> object:
@@ -270,27 +270,27 @@ async def _recommendations(ask: Ask) -> object:
     return RecommendationsDocument(
         recommendations=[
             recommendation_document(advice)
-            for advice in ask.book.recommendations.value
+            for advice in ask.fleet.recommendations.value
             if all(advice.owner.value(name) in values for name, values in wanted.items())
         ],
-        freshness=ask.book.freshness(),
+        freshness=ask.fleet.freshness(),
     )
 
 
 async def _budgets(ask: Ask) -> object:
     return BudgetsDocument(
-        budgets=[_budget(state) for state in ask.book.budgets.value],
-        freshness=ask.book.freshness(),
+        budgets=[_budget(state) for state in ask.fleet.budgets.value],
+        freshness=ask.fleet.freshness(),
     )
 
 
 async def _pods(ask: Ask) -> object:
-    pods = await ask.book.pods(parameters.filters_of(ask.values))
-    return PodsDocument(pods=list(pods), freshness=ask.book.freshness())
+    pods = await ask.fleet.pods(parameters.filters_of(ask.values))
+    return PodsDocument(pods=list(pods), freshness=ask.fleet.freshness())
 
 
 async def _freshness(ask: Ask) -> object:
-    return ask.book.freshness()
+    return ask.fleet.freshness()
 
 
 _FORMAT = parameters.choice(

@@ -8,7 +8,7 @@ from exporter.metrics import catalog, text_format
 from exporter.metrics.collector import ProcessMetrics
 from exporter.metrics.text_format import NO_LABELS, Family, Metric, PageBuilder, labels
 from exporter.metrics.text_format import plain as _own
-from exporter.service.book import Book
+from exporter.service.fleet import Fleet
 from exporter.web.responses import Body
 
 BUDGET_LABELS = ("budget", "period", "currency", "cluster", "team", "workload_namespace")
@@ -74,12 +74,12 @@ ALL: tuple[Metric, ...] = (*OWN, *catalog.PROCESS)
 """With those of the process, which are the agent's, too."""
 
 
-def families(book: Book) -> list[Family]:
+def families(fleet: Fleet) -> list[Family]:
     """Return all families of the page except those of the process; an unknown value is absent."""
-    freshness, keeping, this_month = book.freshness(), book.keeping, book.known_month()
+    freshness, keeping, this_month = fleet.freshness(), fleet.keeping, fleet.known_month()
     page = PageBuilder()
     page.declare_all(OWN)
-    for state in book.budgets.value:
+    for state in fleet.budgets.value:
         _budget(page, state)
     for month in this_month.money if this_month else ():
         of = labels(("currency", month.currency))
@@ -89,9 +89,9 @@ def families(book: Book) -> list[Family]:
     version = labels(("version", exporter.__version__), ("python", platform.python_version()))
     page.metric(BUILD_INFO, version, 1)
     page.metric(SIMULATED, NO_LABELS, int(freshness.simulated))
-    for reason, count in sorted(book.errors.items()):
+    for reason, count in sorted(fleet.errors.items()):
         page.metric(READ_ERRORS_TOTAL, labels(("reason", reason)), count)
-    page.metric(LAST_READ, NO_LABELS, book.last_read_seconds)
+    page.metric(LAST_READ, NO_LABELS, fleet.last_read_seconds)
     page.metric(READ_UNTIL, NO_LABELS, freshness.read_until_seconds)
     page.metric(COVERAGE, NO_LABELS, this_month.coverage if this_month else None)
     page.metric(DAYS_CLOSED, NO_LABELS, None if keeping.path is None else len(keeping.days))
@@ -100,10 +100,10 @@ def families(book: Book) -> list[Family]:
     return page.families()
 
 
-def render(book: Book, accept: str, process: ProcessMetrics | None = None) -> Body:
+def render(fleet: Fleet, accept: str, process: ProcessMetrics | None = None) -> Body:
     """Return the page, by the client's Accept header."""
     openmetrics = text_format.negotiate(accept)
-    shown = [*families(book), *(process.families() if process is not None else ())]
+    shown = [*families(fleet), *(process.families() if process is not None else ())]
     page = text_format.render(shown, openmetrics=openmetrics)
     return Body(page, text_format.OPENMETRICS if openmetrics else text_format.PLAIN)
 

@@ -121,7 +121,7 @@ class SettingsDocument(TypedDict):
 
 async def _allocation(ask: Ask) -> object:
     values = ask.values
-    reports = await _reports(ask, query.sets_of(values["window"], values, ask.settings.books.timezone))
+    reports = await _reports(ask, query.sets_of(values["window"], values, ask.settings.fleet.timezone))
     currency, warnings = _currency(ask, (currency for report in reports for currency in report.currencies))
     sets = await asyncio.to_thread(lambda: [_set(report, values, currency) for report in reports])
     warnings += [
@@ -152,14 +152,14 @@ async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
         # Of whole days: one reading has them all, with no more questions than one set.
         whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
-        report = await ask.book.report(whole, replace(question, with_series=True))
+        report = await ask.fleet.report(whole, replace(question, with_series=True))
         return await asyncio.to_thread(lambda: [in_period(report, period) for period in periods])
     if len(periods) > MOST_PARTS_OF_DAYS:
         raise ConfigError(
             f"step: {len(periods)} sets that do not begin at midnight are more than {MOST_PARTS_OF_DAYS}; allowed: a"
             " step of days in a window that begins at midnight, or a shorter window"
         )
-    return [await ask.book.report(period, question) for period in periods]
+    return [await ask.fleet.report(period, question) for period in periods]
 
 
 def _currency(ask: Ask, known: Iterable[str]) -> tuple[str, list[str]]:
@@ -167,7 +167,7 @@ def _currency(ask: Ask, known: Iterable[str]) -> tuple[str, list[str]]:
 
     The currency is empty where nothing has a price.
     """
-    there, asked, usual = sorted(set(known)), ask.values.get("currency"), ask.settings.books.currency
+    there, asked, usual = sorted(set(known)), ask.values.get("currency"), ask.settings.fleet.currency
     if asked:
         if there and asked not in there:
             raise ConfigError(f"currency: there is no money in '{shown(asked)}'; allowed: {', '.join(there)}")
@@ -292,7 +292,8 @@ async def _assets(ask: Ask) -> object:
     wrong = sorted(set(wanted) - {"cluster", "node"})
     if wrong:
         raise ConfigError(f"filter: {', '.join(wrong)} is no property of a node; allowed: cluster, node")
-    report = await ask.book.report(ask.values["window"], Question(by=("cluster", "node"), filters=query.pushed(wanted)))
+    question = Question(by=("cluster", "node"), filters=query.pushed(wanted))
+    report = await ask.fleet.report(ask.values["window"], question)
     currency, warnings = _currency(ask, report.currencies)
     types = ask.values["filterTypes"]
     rows: dict[tuple[str, str], list[Figures]] = {}
@@ -331,7 +332,7 @@ async def _suggestions(ask: Ask) -> object:
     if field_name in query.FILTERABLE:
         wanted = ask.values["filter"] or {}
         question = Question(by=query.dimensions_of((field_name, *wanted)), filters=query.pushed(wanted))
-        report = await ask.book.report(ask.values["window"], question)
+        report = await ask.fleet.report(ask.values["window"], question)
         found = {query.value_of(field_name, line.key) for line in report.held if query.keeps(wanted, line.key)} - {""}
     names = sorted(name for name in found if search in name.lower())[: ask.values["limit"]]
     return SuggestionsDocument(code=200, status="success", data=names)
@@ -339,7 +340,7 @@ async def _suggestions(ask: Ask) -> object:
 
 async def _configs(ask: Ask) -> object:
     """Answer with the currency, which clients show with amounts."""
-    currency, _ = _currency(ask, (month.currency for month in await ask.book.months()))
+    currency, _ = _currency(ask, (month.currency for month in await ask.fleet.months()))
     return ConfigsDocument(code=200, status="success", data={"currencyCode": currency})
 
 

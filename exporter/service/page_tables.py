@@ -19,9 +19,9 @@ from exporter.cost.report import FleetReport, Question, ReportLine, figures_befo
 from exporter.cost.window import HOUR_SECONDS
 from exporter.model.formatting import decimal, hours, model, percent
 from exporter.model.ledger import NO_SECONDS
-from exporter.service.book import Book
 from exporter.service.cache import Asked
 from exporter.service.charts import whole
+from exporter.service.fleet import Fleet
 from exporter.service.page_frame import DEFAULT_WINDOW, GROUPS, View
 
 LINES = 100
@@ -55,7 +55,7 @@ SUBJECTS: Mapping[str, Subject] = {
 
 
 FIRST = tuple(Asked(DEFAULT_WINDOW, one) for one in (Question(by=GROUPS, with_series=True), Question(by=WORKLOADS.by)))
-"""What the page of a first visit asks the book for, and takes long."""
+"""Reports of the page of a first visit, which take long to read."""
 
 
 def subject_of(name: str) -> Subject:
@@ -373,13 +373,13 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
     ]
 
 
-async def recommendations(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+async def recommendations(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
     """Return the page of recommendations."""
-    report = await book.report(view.window, view.about())
-    advice = advised(book.recommendations.value, view)
+    report = await fleet.report(view.window, view.about())
+    advice = advised(fleet.recommendations.value, view)
     return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
-async def plain(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+async def plain(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
     """Return a page that is the same for every question."""
-    return await book.report(view.window, Question()), {}
+    return await fleet.report(view.window, Question()), {}

@@ -1,4 +1,4 @@
-"""The pages of the cost service: each is read from the book, rendered here, and works without a script."""
+"""The pages of the cost service: each reads the figures of the fleet, is rendered here, and works without a script."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS
 from exporter.errors import ConfigError, PrometheusError
 from exporter.service import charts, responses
 from exporter.service import page_tables as tables
-from exporter.service.book import Book
 from exporter.service.data import gpu_funnel
+from exporter.service.fleet import Fleet
 from exporter.service.openapi import ENDPOINTS, PLAIN
 from exporter.service.page_frame import GROUPS, NONE, View, choices, dimensions_in, make_frame, read_view
 from exporter.service.responses import assets
@@ -47,13 +47,13 @@ def usual_currency(report: FleetReport) -> str:
     return max(seconds, key=lambda currency: seconds[currency], default="")
 
 
-async def summed(book: Book, view: View, *by: Dimension) -> FleetReport:
+async def summed(fleet: Fleet, view: View, *by: Dimension) -> FleetReport:
     """Return the report, day by day except for workloads; summed from the one at all ``GROUPS`` if that is the same."""
     # What is spread evenly depends on how many lines there are.
     if view.question.is_shared or not set(by) <= set(GROUPS):
         # Thousands of workloads with their days would be a lot to read for the few that are shown.
-        return await book.report(view.window, view.about(*by, with_series=by != tables.WORKLOADS.by))
-    report = await book.report(view.window, view.about(*GROUPS, with_series=True))
+        return await fleet.report(view.window, view.about(*by, with_series=by != tables.WORKLOADS.by))
+    report = await fleet.report(view.window, view.about(*GROUPS, with_series=True))
     return replace(
         report,
         question=replace(report.question, by=by),
@@ -62,7 +62,7 @@ async def summed(book: Book, view: View, *by: Dimension) -> FleetReport:
     )
 
 
-async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
+async def with_days(fleet: Fleet, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
     """Return lines of a report on workloads that was read without days, with their days, in the same order."""
     if not lines:
         return []
@@ -70,7 +70,7 @@ async def with_days(book: Book, view: View, report: FleetReport, lines: Sequence
     for name in _OF_A_WORKLOAD:
         wanted[name] = frozenset(str(getattr(line.key, name)) for line in lines)
     question = Question(by=report.question.by, filters=Filters(wanted=wanted), with_series=True)
-    some = await book.report(view.window, question)
+    some = await fleet.report(view.window, question)
     series = {line.key: line.series for line in some.held}
     return [replace(line, series=series.get(line.key, ())) for line in lines]
 
@@ -85,27 +85,27 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
     return tuple(sorted(summed_lines, key=rank))
 
 
-async def overview(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+async def overview(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
     """Return the fleet's report, and the values of the template."""
     total, workloads = await asyncio.gather(
-        book.report(view.window, view.about(*GROUPS, with_series=True)), summed(book, view, *tables.WORKLOADS.by)
+        fleet.report(view.window, view.about(*GROUPS, with_series=True)), summed(fleet, view, *tables.WORKLOADS.by)
     )
     currency = view.currency_of(total)
-    wasteful = await with_days(book, view, workloads, _wasteful(workloads, currency))
-    ranked = await asyncio.gather(*(summed(book, view, *tables.SUBJECTS[name].by) for name in _RANKED))
+    wasteful = await with_days(fleet, view, workloads, _wasteful(workloads, currency))
+    ranked = await asyncio.gather(*(summed(fleet, view, *tables.SUBJECTS[name].by) for name in _RANKED))
     starts = [period.start_seconds for period in total.periods]
-    months = [] if view.question.filters.wanted else await book.months()
-    before = book.before(view.window)
-    earlier = compared(total, await book.report(before, view.about())).before if before else None
+    months = [] if view.question.filters.wanted else await fleet.months()
+    before = fleet.before(view.window)
+    earlier = compared(total, await fleet.report(before, view.about())).before if before else None
     return total, {
         "month": next((month for month in months if month.currency == currency or not currency), None),
         "budgets": []
         if view.question.filters.wanted
-        else sorted(book.budgets.value, key=_used, reverse=True)[:_LARGEST],
+        else sorted(fleet.budgets.value, key=_used, reverse=True)[:_LARGEST],
         "before": earlier,
         "chart": charts.uses(total, currency),
         "waste": [_waste(line, starts, workloads, view) for line in wasteful],
-        "advice": tables.advised(book.recommendations.value, view),
+        "advice": tables.advised(fleet.recommendations.value, view),
         "rankings": [_ranking(report, view, currency, name) for name, report in zip(_RANKED, ranked, strict=True)],
     }
 
@@ -165,16 +165,16 @@ _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
 """Subjects with a list of pods: that of a whole team or cluster would be too long to read."""
 
 
-async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
+async def table(fleet: Fleet, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
     """Return a page of ``SUBJECTS``."""
     subject = tables.subject_of(name)
-    report, everyone = await asyncio.gather(summed(book, view, *subject.by), summed(book, view))
-    if before := book.before(view.window):
-        report = compared(report, await summed(book, replace(view, window=before), *subject.by))
+    report, everyone = await asyncio.gather(summed(fleet, view, *subject.by), summed(fleet, view))
+    if before := fleet.before(view.window):
+        report = compared(report, await summed(fleet, replace(view, window=before), *subject.by))
     currency = view.currency_of(report)
     drawn = [line for line in report.held if not currency or currency in line.figures.money][:_DRAWN]
     if subject is tables.WORKLOADS and drawn:
-        drawn = await with_days(book, view, report, drawn)
+        drawn = await with_days(fleet, view, report, drawn)
     named = list(zip(tables.names_of(drawn, subject), drawn, strict=True))
     return report, {
         "subject": subject,
@@ -184,19 +184,19 @@ async def table(book: Book, view: View, name: str) -> tuple[FleetReport, dict[st
     }
 
 
-async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]:
+async def owner(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
     """Return the page on the subject of the filters."""
     asks_pods = any(name in view.question.filters.wanted for name in _OF_PODS)
 
     async def pods_now() -> Sequence[PodDocument]:
-        return await book.pods(view.question.filters) if asks_pods else ()
+        return await fleet.pods(view.question.filters) if asks_pods else ()
 
     report, places, days, (pods, problem), (prices, _) = await asyncio.gather(
-        book.report(view.window, view.about(*tables.WORKLOADS.by)),
-        book.report(view.window, view.about(*tables.PLACES.by)),
-        book.report(view.window, view.about(with_series=True)),
+        fleet.report(view.window, view.about(*tables.WORKLOADS.by)),
+        fleet.report(view.window, view.about(*tables.PLACES.by)),
+        fleet.report(view.window, view.about(with_series=True)),
         _tried(pods_now(), ()),
-        _tried(book.prices(view.window.end_seconds, view.question.filters), {}),
+        _tried(fleet.prices(view.window.end_seconds, view.question.filters), {}),
     )
     currency = view.currency_of(report)
     return report, {
@@ -212,7 +212,7 @@ async def owner(book: Book, view: View) -> tuple[FleetReport, dict[str, object]]
         "pods": pods,
         "pods_asked": asks_pods,
         "pods_problem": problem,
-        "advice": tables.advised(book.recommendations.value, view),
+        "advice": tables.advised(fleet.recommendations.value, view),
     }
 
 
@@ -260,14 +260,14 @@ _POLICY = (
 """Only what this service serves may run or be loaded: a pod's name that smuggles in markup would still do nothing."""
 _A_YEAR = "public, max-age=31536000, immutable"
 
-_Make = Callable[[Book, View], Awaitable[tuple[FleetReport, dict[str, object]]]]
+_Make = Callable[[Fleet, View], Awaitable[tuple[FleetReport, dict[str, object]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """Every page, and what they load."""
 
-    book: Book
+    fleet: Fleet
     settings: ServeSettings
 
     def add_to(self, app: web.Application) -> None:
@@ -290,13 +290,13 @@ class Pages:
 
     def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
         """Return the page as it is asked for, by default with nothing asked for."""
-        return read_view(path, pairs, self.book.now(), self.settings.path_prefix)
+        return read_view(path, pairs, self.fleet.now(), self.settings.path_prefix)
 
     async def _page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
         view = self._view(path, request.query.items())
-        whole = await self.book.report(view.window, Question(by=GROUPS, with_series=True))
+        whole = await self.fleet.report(view.window, Question(by=GROUPS, with_series=True))
         view = replace(view, usual_currency=usual_currency(whole))
-        report, values = await make(self.book, view)
+        report, values = await make(self.fleet, view)
         return await self._respond(request, template, view, values, report=report, whole=whole)
 
     async def _label(self, request: web.Request) -> web.Response:
@@ -347,14 +347,14 @@ class Pages:
         whole: FleetReport | None = None,
         status: int = 200,
     ) -> web.Response:
-        freshness = self.book.freshness()
-        offered = choices(whole, self.book.labels.value)
+        freshness = self.fleet.freshness()
+        offered = choices(whole, self.fleet.labels.value)
         shown = {
             "view": view,
             "frame": make_frame(view, freshness, report, offered, whole),
             "freshness": freshness,
             "offered": offered,
-            "budgets": self.book.budgets.value,
+            "budgets": self.fleet.budgets.value,
             "meanings": MEANINGS,
             "funnel": funnel,
             "gpu_funnel": gpu_funnel,

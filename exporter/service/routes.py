@@ -14,8 +14,8 @@ from exporter.errors import ConfigError, ExporterError, PrometheusError
 from exporter.metrics.collector import ProcessMetrics
 from exporter.service import responses
 from exporter.service.api import Ask, Endpoint
-from exporter.service.book import Book
 from exporter.service.cache import CLIENT
+from exporter.service.fleet import Fleet
 from exporter.service.metrics import render
 from exporter.service.openapi import ENDPOINTS, document
 from exporter.service.pages import Pages
@@ -30,9 +30,9 @@ _PREFIX_BITS = 64
 _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
-def create_app(book: Book, settings: ServeSettings) -> web.Application:
+def create_app(fleet: Fleet, settings: ServeSettings) -> web.Application:
     """Return the service as an aiohttp application, under ``/`` and under the prefix of ``external_url``."""
-    site = _Site(book=book, settings=settings, pages=Pages(book=book, settings=settings))
+    site = _Site(fleet=fleet, settings=settings, pages=Pages(fleet=fleet, settings=settings))
     app = site.app([site.own_host, _known_client, site.plain_errors])
     if settings.path_prefix:
         # People write an address without the slash at its end.
@@ -45,7 +45,7 @@ def create_app(book: Book, settings: ServeSettings) -> web.Application:
 class _Site:
     """All that the service answers; what is in common for all requests."""
 
-    book: Book
+    fleet: Fleet
     settings: ServeSettings
     pages: Pages
     bodies: Bodies = field(default_factory=Bodies)
@@ -66,15 +66,15 @@ class _Site:
         return plain(200, "ok")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        problem = self.book.freshness().problem
+        problem = self.fleet.freshness().problem
         note = f"\nnote: {problem}" if problem else ""
-        if self.book.looked:
+        if self.fleet.looked:
             return plain(200, f"ready{note}")
         return plain(503, f"not ready: the first read of the store and of Prometheus is not complete{note}")
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get(hdrs.ACCEPT, "")
-        return response_of(request, render(self.book, accept, self.process))
+        return response_of(request, render(self.fleet, accept, self.process))
 
     async def openapi(self, request: web.Request) -> web.Response:
         described = document(self.settings.serving.title, self.settings.path_prefix)
@@ -84,8 +84,8 @@ class _Site:
         """Answer with what an endpoint of the API returns."""
         ignored: list[str] = []
         lenient = ignored if endpoint.ignores_unknown else None
-        values = read(endpoint.parameters, request.query.items(), self.book.now(), lenient)
-        ask = Ask(values=values, book=self.book, bodies=self.bodies, settings=self.settings, ignored=tuple(ignored))
+        values = read(endpoint.parameters, request.query.items(), self.fleet.now(), lenient)
+        ask = Ask(values=values, fleet=self.fleet, bodies=self.bodies, settings=self.settings, ignored=tuple(ignored))
         found = await endpoint.handle(ask)
         body = found if isinstance(found, Body) else await asyncio.to_thread(json_body, found)
         return await responses.respond(request, body)

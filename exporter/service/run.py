@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from exporter.config import web_config
-from exporter.config.options import BookSettings
+from exporter.config.options import FleetSettings
 from exporter.cost.fleet_reading import PrometheusLedger
 from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.store import DayStore
 from exporter.cost.store_ledger import StoreLedger
-from exporter.service.book import Book, Keeping
+from exporter.service.fleet import Fleet, Keeping
 from exporter.service.page_tables import FIRST
 from exporter.service.routes import create_app
 from exporter.service.settings import ServeSettings
@@ -49,32 +49,32 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
         PrometheusClient(for_pages) as client,
         PrometheusClient(replace(settings.prometheus, concurrency=1)) as closing,
     ):
-        book = book_of(settings.books, client, closing, clock)
+        fleet = fleet_of(settings.fleet, client, closing, clock)
         try:
-            book.load_budgets()
-            await asyncio.to_thread(book.keeping.open, clock())
+            fleet.load_budgets()
+            await asyncio.to_thread(fleet.keeping.open, clock())
             server = HttpServer(
-                app=create_app(book, settings),
+                app=create_app(fleet, settings),
                 listener=listener,
                 access=access,
-                count=partial(_count_error, book),
+                count=partial(_count_error, fleet),
                 shutdown_seconds=SHUTDOWN_SECONDS,
             )
             jobs = (
-                partial(book.repeat, book.look, book.wake),
-                partial(book.repeat, book.close_days, asyncio.Event()),
+                partial(fleet.repeat, fleet.look, fleet.wake),
+                partial(fleet.repeat, fleet.close_days, asyncio.Event()),
             )
-            await server.serve(_stopping(book), jobs, book.readings.stop)
+            await server.serve(_stopping(fleet), jobs, fleet.readings.stop)
         finally:
             listener.close()
-            book.keeping.close()
+            fleet.keeping.close()
     return 0
 
 
-def book_of(
-    settings: BookSettings, client: PrometheusClient, closing: PrometheusClient, clock: Callable[[], float]
-) -> Book:
-    """Return the book that answers from the store and from Prometheus.
+def fleet_of(
+    settings: FleetSettings, client: PrometheusClient, closing: PrometheusClient, clock: Callable[[], float]
+) -> Fleet:
+    """Return the fleet, which is read from the store and from Prometheus.
 
     Args:
         settings: What is read and kept.
@@ -83,7 +83,7 @@ def book_of(
         clock: Unix seconds.
     """
     prometheus, store = PrometheusLedger(client), settings.store
-    return Book(
+    return Fleet(
         client,
         StoreLedger(DayStore(store), prometheus) if store else prometheus,
         Keeping(prometheus=PrometheusLedger(closing), path=store, history_days=settings.history_days),
@@ -93,20 +93,20 @@ def book_of(
     )
 
 
-def _count_error(book: Book, part: str, _reason: str) -> None:
+def _count_error(fleet: Fleet, part: str, _reason: str) -> None:
     if part == "web":
-        book.errors["web_config"] += 1
+        fleet.errors["web_config"] += 1
 
 
-def _stopping(book: Book) -> asyncio.Event:
+def _stopping(fleet: Fleet) -> asyncio.Event:
     """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, book)
+    loop.add_signal_handler(signal.SIGHUP, _reload, fleet)
     return stop
 
 
-def _reload(book: Book) -> None:
-    book.load_budgets()
-    book.wake.set()
+def _reload(fleet: Fleet) -> None:
+    fleet.load_budgets()
+    fleet.wake.set()

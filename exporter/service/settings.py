@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from exporter.config.options import BookSettings, LoggingSettings, ServiceServingSettings, group, groups_of, options_of
+from exporter.config.options import FleetSettings, LoggingSettings, ServiceServingSettings, group, groups_of, options_of
 from exporter.config.prometheus_options import GROUP, PrometheusSettings, prometheus_problems
 from exporter.config.resolve import mistakes_in, settle, unknown_variables
 from exporter.errors import ConfigError
@@ -18,7 +18,7 @@ class ServeSettings:
     """Settled configuration of the service; every value is valid. Made by ``load_settings``."""
 
     serving: ServiceServingSettings = group("Serving", ServiceServingSettings)
-    books: BookSettings = group("Reading and keeping", BookSettings)
+    fleet: FleetSettings = group("Reading and keeping", FleetSettings)
     logging: LoggingSettings = group("Running", LoggingSettings)
     prometheus: PrometheusSettings = group(GROUP, PrometheusSettings)
     warnings: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exporter.config.options import BookSettings
+from exporter.config.options import FleetSettings
 from exporter.cost.budgets import Budget, BudgetState, load, standings
 from exporter.cost.dimensions import EVERYTHING, Dimension, Filters, dimensions_of
 from exporter.cost.ledger import FleetLedger, LedgerSource
@@ -39,8 +39,8 @@ MOST_WARM = 8
 """Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
 
 
-class Book:
-    """Answers pages and API, and reads again what is due; never blocks the event loop. For one event loop.
+class Fleet:
+    """The figures of a fleet: answers pages and API, and reads again what is due. Never blocks; for one event loop.
 
     Args:
         client: Asks Prometheus for what is shown.
@@ -57,7 +57,7 @@ class Book:
         ledger: LedgerSource,
         keeping: "Keeping",
         clock: Callable[[], float],
-        settings: BookSettings,
+        settings: FleetSettings,
         first: Sequence[Asked] = (),
     ) -> None:
         self._ledger = ledger
