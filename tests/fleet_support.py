@@ -20,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from focus_support import by_state
 from hypothesis import strategies as st
 
 from exporter.cost.dimensions import UNALLOCATED, UNATTRIBUTED, Dimension, LineKey
@@ -297,14 +298,7 @@ def hours(
 
     ``profiled`` are effective and ineffective hours of the active ones, of which the rest is not profiled.
     """
-    effective, ineffective = profiled
-    parts = ByState(
-        effective=effective,
-        ineffective=ineffective,
-        unprofiled=active - effective - ineffective,
-        idle=idle,
-        unknown=unknown,
-    )
+    parts = by_state(active, profiled, idle=idle, unknown=unknown)
     amounts = {"USD": usd, "EUR": eur}
     return Figures(
         seconds=parts.scaled(HOUR_SECONDS),

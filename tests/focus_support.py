@@ -47,6 +47,18 @@ def nobody(kind: str = "Unallocated", **more: str) -> LineKey:
     return key("", kind=kind, **more)
 
 
+def by_state(active: float, profiled: tuple[float, float], *, idle: float, unknown: float) -> ByState:
+    """Figures by state; ``profiled`` are the effective and ineffective parts of the active figure."""
+    effective, ineffective = profiled
+    return ByState(
+        effective=effective,
+        ineffective=ineffective,
+        unprofiled=active - effective - ineffective,
+        idle=idle,
+        unknown=unknown,
+    )
+
+
 def held(
     hours: float,
     per_hour: float | None = 2.10,
@@ -61,14 +73,7 @@ def held(
 
     ``profiled`` are effective and ineffective parts of the hours, within the active ones.
     """
-    effective, ineffective = profiled
-    parts = ByState(
-        effective=effective,
-        ineffective=ineffective,
-        unprofiled=active - effective - ineffective,
-        idle=idle,
-        unknown=max(0.0, 1 - active - idle),
-    )
+    parts = by_state(active, profiled, idle=idle, unknown=max(0.0, 1 - active - idle))
     seconds = hours * 3600
     money = {}
     if per_hour is not None:

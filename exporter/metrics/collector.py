@@ -322,11 +322,7 @@ def _columns(rows: Iterable[Row]) -> _Columns:
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
     """Return the only holder of a whole device, if there is one."""
-    if len(pods) == 1:
-        holder = pods[0].holder
-        if holder.mode is not ShareMode.SHARED and holder.device_share_ratio >= 1:
-            return pods[0]
-    return None
+    return pods[0] if len(pods) == 1 and pods[0].holder.mode is not ShareMode.SHARED else None
 
 
 def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
