@@ -239,6 +239,7 @@ def test_failing_commands_and_help_show_no_secret(
             ["agent", "--simulate", "demo", "--web-config", named["web"]],
             ["agent", "--simulate", "demo", "--listen", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["agent", "--dcgm-address", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
+            ["agent", "--price-book", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["top", f"http://user:{IN_AN_ADDRESS}@127.0.0.1:9"],
             ["recommend", *to, *basic],
             ["store", "backfill", "--store", str(tmp_path / "days.sqlite"), *to, *basic],

@@ -302,8 +302,8 @@ def _kubelet_socket(path: Path) -> Iterator[str]:
 
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_LOGIN = re.compile(r"(?<=://)[^\s\"']{1,300}@")
-"""Of an address: what stands before its host."""
+_LOGIN = re.compile(r"(?:(?<=://)|(?<=http:/)(?!/)|(?<=https:/)(?!/))[^\s\"']{1,300}@")
+"""Of an address: what stands before its host. An address given for a file has one slash."""
 
 
 def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:

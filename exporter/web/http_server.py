@@ -151,9 +151,12 @@ class Connection(web.RequestHandler):
         self.received += len(data)
         requests, self.is_deaf = self._request_count, self.received > self.keeper.limits.head_bytes
         super().data_received(data)
-        if self.is_deaf:
+        has_new = self._request_count > requests
+        if self.is_deaf and self.state == "head" and not has_new:
+            self.force_close()
+        elif self.is_deaf:
             self.close()  # when the requests so far are answered
-        if self.state == "head" and self._request_count > requests:
+        if self.state == "head" and has_new:
             self.keeper.enter(self, "body")
 
     def connection_lost(self, exc: BaseException | None) -> None:
