@@ -1,4 +1,7 @@
-"""Renders the two text formats of Prometheus; prometheus_client would append `_total` to DCGM's counters."""
+"""Builds pages of metrics and renders them in the two text formats of Prometheus.
+
+prometheus_client would append `_total` to DCGM's counters.
+"""
 
 import math
 from collections import Counter
