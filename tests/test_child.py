@@ -27,6 +27,7 @@ class Source:
     announce = staticmethod(lambda: None)
     waits_seconds = (1.0, 10.0)
     fresh_process_reasons = {"library_mismatch"}
+    fresh_arguments = ()
     def open(self): pass
     def sample(self, now): return Reading(source="nvml", taken_at_seconds=now, duration_seconds=0.0)
     def close(self): os.write(2, b"closed\\n")

@@ -40,6 +40,13 @@ class ReadingSource(Protocol):
     def fresh_process_reasons(self) -> frozenset[str]:
         """Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
 
+    @property
+    def fresh_arguments(self) -> tuple[str, ...]:
+        """Arguments of a new process that takes the place of this one, for the same parent.
+
+        Empty if the parent must start it.
+        """
+
     def open(self) -> None:
         """Prepare for sampling; raises SourceError."""
 
@@ -77,13 +84,9 @@ def main(argv: list[str] | None = None) -> int:
     out = prepare_process()
     source = _source(arguments)
     code = run(source, out, arguments.interval)
-    if code == EXIT_FRESH_PROCESS_NEEDED and arguments.dcgm_address:
-        from exporter.gpu.dcgm import library as libdcgm  # noqa: PLC0415 - as in _source
-
-        # A process cannot use two versions of libdcgm: a new one takes the place of this one, for the same parent.
-        other = next(soname for soname in libdcgm.SONAMES if soname != libdcgm.load().soname)
+    if code == EXIT_FRESH_PROCESS_NEEDED and source.fresh_arguments:
         os.dup2(out.fileno(), 1)
-        command = (sys.executable, "-m", "exporter.gpu.child", *(argv or sys.argv[1:]), "--dcgm-library", other)
+        command = (sys.executable, "-m", "exporter.gpu.child", *(argv or sys.argv[1:]), *source.fresh_arguments)
         os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
     return code
 
@@ -92,16 +95,13 @@ def _source(arguments: argparse.Namespace) -> ReadingSource:
     # The binding is loaded late, so that it cannot write to the stream of readings; and only the selected one.
     fields = parse_fields(arguments.fields)
     if arguments.dcgm_address:
-        from exporter.gpu.dcgm import library as libdcgm  # noqa: PLC0415 - see above
         from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - see above
 
-        if arguments.dcgm_library:
-            libdcgm.prefer(arguments.dcgm_library)
         return DcgmSource(
             fields,
             address=arguments.dcgm_address,
             interval_seconds=arguments.interval,
-            is_first_library=not arguments.dcgm_library,
+            library=arguments.dcgm_library,
         )
     from exporter.gpu.nvml.source import NvmlSource  # noqa: PLC0415 - see above
 
@@ -170,9 +170,8 @@ def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
                 source.close()
                 report = partial(say, SourceState.FAILED, error.reason, str(error))
                 is_final = error.reason in source.fresh_process_reasons
-                if is_final and source.name == "dcgm":
-                    # Not a failure yet: the new process tries the other libdcgm, which may be the engine's.
-                    _log.info("libdcgm's major version is not the engine's: trying the other libdcgm")
+                if is_final and source.fresh_arguments:  # not a failure yet
+                    _log.info("%s: trying again in a new process: %s", error.reason, " ".join(source.fresh_arguments))
                     return EXIT_FRESH_PROCESS_NEEDED
                 report()
                 if is_final:

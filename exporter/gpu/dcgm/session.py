@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from exporter.errors import SourceError
 from exporter.gpu.dcgm.engine import MISMATCH, Engine, advice_of, connect, problem
 from exporter.gpu.dcgm.entities import PAUSED, DcgmDevice, DcgmLayout, Entities, Place
-from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, Code, reason_of
+from exporter.gpu.dcgm.library import MAX_ENTITIES_PER_GROUP, SONAMES, Code, load, prefer, reason_of
 from exporter.gpu.dcgm.readings import Entity, Inbox, Profiling, SessionFields, Value, decode, sort
 from exporter.gpu.dcgm.watch import FieldGroup, RefusedError, Watches
 from exporter.model.devices import DeviceState, Gpu, GpuReading, MigReading, ProfilingState, Reading, XidEvent
@@ -306,11 +306,12 @@ class DcgmSource:
     """Planned time between samples; the engine measures at the same interval."""
     monotonic: Callable[[], float] = time.monotonic
     """Clock that times the samples, in seconds."""
-    is_first_library: bool = True
-    """Whether the libdcgm of another major version was not tried before."""
+    library: str = ""
+    """Name of the libdcgm to load first, after another one was not the engine's; empty for the newest."""
 
     def __post_init__(self) -> None:
         """Begin without a connection."""
+        prefer(self.library or SONAMES[0])
         self.announce: Callable[[], None] = lambda: None
         """Called from time to time while the engine is slow but answers, so that it does not count as hung."""
         # A profiling field needs one interval for its first value; with these waits it returns within two.
@@ -329,7 +330,12 @@ class DcgmSource:
     @property
     def fresh_process_reasons(self) -> frozenset[str]:
         """Reasons that need a new process with the other libdcgm: once for each engine, without alternating."""
-        return frozenset({MISMATCH} if self._known or self.is_first_library else ())
+        return frozenset({MISMATCH} if self._known or not self.library else ())
+
+    @property
+    def fresh_arguments(self) -> tuple[str, ...]:
+        """Arguments for the other libdcgm, which may be the engine's: a process cannot use two versions."""
+        return "--dcgm-library", next(soname for soname in SONAMES if soname != load().soname)
 
     def open(self) -> None:
         """Connect, find the devices and watch them.

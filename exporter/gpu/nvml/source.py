@@ -190,6 +190,7 @@ class NvmlSource:
     name = NAME
     waits_seconds = (1.0, 10.0)
     fresh_process_reasons = frozenset({"library_mismatch"})
+    fresh_arguments = ()
 
     fields: frozenset[Field]
     """Fields to read; those that NVML lacks are absent. A GPU that answers none of them counts as down."""
