@@ -90,7 +90,7 @@ def total_by_state(many: Iterable[ByState]) -> ByState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The ledger of one UTC day, or of the part of it that lies in the window."""
+    """The ledger of one UTC day, or of the part of it in the window; of several days if the source reads it so."""
 
     window: Window
     lines: Mapping[LineKey, Figures] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class LedgerSource(Protocol):
         filters: Filters = EVERYTHING,
         progress: Progress = unseen,
     ) -> FleetLedger:
-        """Return the ledger, a chunk per UTC day, summed over every dimension that is not asked for.
+        """Return the ledger, summed over every dimension that is not selected.
 
         ``kind`` stays apart for Unallocated and Unattributed even where it is not asked for. Filters hold for the
         lines, not for capacity. What cannot be read after retries is in ``failures``; it is never left out silently.
