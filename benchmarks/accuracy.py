@@ -1,9 +1,9 @@
 """Replays a day of a production trace through meters, ledger and a real Prometheus, and compares with the truth.
 
 Every node of the day's jobs runs the agent's meter and ledger in virtual time: one sample a second, one kubelet poll
-every five, a save every five. What a scrape would find is kept every 30 s. A real Prometheus gets it as
-blocks from promtool, evaluates the shipped rules at their intervals in that time, and answers the queries that people
-use. The source of the jobs is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0).
+every five, a save every five. The page of the agent is recorded every 30 s. A real Prometheus reads
+the records as blocks from promtool, evaluates the shipped rules at their intervals in that time, and answers common
+queries. The source of the jobs is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0).
 
     python benchmarks/accuracy.py [--traces DIR] [--hours N] [--gpus N] [--seeds N]
 """
@@ -36,31 +36,31 @@ Keep = Callable[[str, float], bool]
 
 
 def everything(_node: str, _at: float) -> bool:
-    """Every scrape arrives."""
+    """Keep every scrape."""
     return True
 
 
 @cache
 def not_lost(node: str, at: float) -> bool:
-    """Two scrapes in a hundred fail, whichever they are."""
+    """Return whether a scrape arrives: two in a hundred, drawn at random, fail."""
     return random.Random(f"{node} {at}").random() >= LOST_RATIO  # noqa: S311 - not for secrets
 
 
 def outage(length: float) -> Span:
-    """Prometheus is away for ten minutes, across the full hour next to the middle where there is one."""
+    """Return the ten minutes without Prometheus: across the full hour next to the middle if the day has one."""
     middle = length // 7200 * 3600 or length / 2
     return middle - OUTAGE_SECONDS / 2, middle + OUTAGE_SECONDS / 2
 
 
 def evaluated(length: float, away: Span | None = None) -> list[Span]:
-    """When Prometheus evaluates rules: from the start of the agents to the last checkpoint."""
+    """Return the spans in which Prometheus evaluates rules: from the start of the agents to the last checkpoint."""
     first, last = -float(WARM_SECONDS), length + CHECKPOINT_SECONDS
     return [(first, away[0]), (away[1], last)] if away else [(first, last)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What of the agents' pages reached Prometheus, and when it evaluated its rules."""
+    """The pages of the agents that reach Prometheus, and the spans in which it evaluates its rules."""
 
     records: Sequence[Mapping[str, Samples]]
     keep: Keep
@@ -80,15 +80,15 @@ def write_openmetrics(path: Path, recorded: Iterable[Mapping[str, Samples]], kee
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one case."""
+    """Results of one case."""
 
     rows: dict[str, Row]
-    """By way to ask."""
+    """Errors by query method."""
     balance: Balance
 
 
 def cases(records: Sequence[NodeRecord], length: float) -> dict[str, Case]:
-    """Every case by its name."""
+    """Return every case by its name."""
     clean, restarted = [one.clean for one in records], [one.restarted for one in records]
     begin, end = away = outage(length)
     always = evaluated(length)
@@ -103,7 +103,7 @@ def cases(records: Sequence[NodeRecord], length: float) -> dict[str, Case]:
 
 
 def judge(case: Case, nodes: Sequence[NodeDay], length: float, seed: int) -> Found:
-    """Put a case into a Prometheus of its own, evaluate the rules and ask."""
+    """Load a case into a separate Prometheus, evaluate the rules and query the results."""
     jobs = [job for node in nodes for job in node.jobs]
     with TemporaryDirectory() as name:
         directory = Path(name)
@@ -113,12 +113,12 @@ def judge(case: Case, nodes: Sequence[NodeDay], length: float, seed: int) -> Fou
         text.unlink()
         with serving(data, "storage: {tsdb: {out_of_order_time_window: 1000d}}\n") as server:
             evaluate(server, case.spans, random.Random(seed).uniform(0.0, INTERVAL_SECONDS))  # noqa: S311 - no secret
-            rows = {told.way: score(told, jobs) for told in ask(server, jobs, length)}
+            rows = {answer.way: score(answer, jobs) for answer in ask(server, jobs, length)}
             return Found(rows, balance(server, nodes, length))
 
 
 Column = tuple[str, str, Callable[[Iterable[float]], float]]
-"""Its head, the format of its figures, and what is shown of several seeds."""
+"""Heading, format of the figures, and the function that combines the figures of several seeds."""
 worst = partial(max, key=abs)
 ERRORS: Sequence[Column] = (
     ("all", "+.3%", fmean),
@@ -145,7 +145,7 @@ def heads(titles: str, columns: Sequence[Column]) -> str:
 
 
 def cells(seeds: Iterable[Sequence[float | None]], columns: Sequence[Column]) -> str:
-    """Return the figures of a line; a figure that no seed has is empty."""
+    """Return the figures of a line; a figure without a value in any seed is empty."""
     texts = []
     for values, (_, form, choose) in zip(zip(*seeds, strict=True), columns, strict=True):
         there = [value for value in values if value is not None]
@@ -165,12 +165,12 @@ def show(found: Mapping[str, Sequence[Found]]) -> None:
 
 
 def main() -> int:
-    """Replay and compare; 0 as well where the trace or Prometheus is missing, with a line that says so."""
+    """Replay and compare; without the trace or Prometheus, print a message and return 0."""
     parser = argparse.ArgumentParser(description="Replay a day and compare GPU-seconds with the truth.")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="folder with the CSV files")
     parser.add_argument("--hours", type=int, default=24, help="length of the day (a short one for a test)")
-    parser.add_argument("--gpus", type=int, default=64, help="free nodes are added until there are so many")
-    parser.add_argument("--seeds", type=int, default=1, help="each with other phases of polls, scrapes and rules")
+    parser.add_argument("--gpus", type=int, default=64, help="least number of GPUs; free nodes are added up to it")
+    parser.add_argument("--seeds", type=int, default=1, help="runs, each with other phases of polls, scrapes and rules")
     arguments = parser.parse_args()
     path = arguments.traces / TRACE
     if not path.is_file():

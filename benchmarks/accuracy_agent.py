@@ -1,4 +1,4 @@
-"""One node's agent in virtual time: samples, kubelet polls and saves as the agent does them, and a day's scrapes."""
+"""One node's agent in virtual time: samples, kubelet polls and saves as in the real agent, and a day's scrapes."""
 
 import math
 import random
@@ -28,7 +28,7 @@ KUBELET_SECONDS = 5.0
 SAVE_SECONDS = 5.0
 SCRAPE_SECONDS = 30.0
 DOWN_SECONDS = 20.0
-"""How long a restarting agent is away."""
+"""Time for which a restarting agent is down."""
 STEADY_AT_START = 100_000.0
 RECORDED = frozenset(
     {
@@ -42,13 +42,13 @@ Samples = tuple["array[float]", "array[float]"]
 
 
 def by_job(holder: Holder) -> Owner:
-    """One owner per pod: the worst that can be, as most of its series begin within the day."""
+    """Return one owner per pod: the worst case, because most of its series begin within the day."""
     return Owner(namespace=holder.namespace, kind="Job", name=holder.pod)
 
 
 @dataclass(slots=True)
 class Books:
-    """Meter and ledger, and what of it was shown last."""
+    """Meter and ledger, and the ledger as last shown."""
 
     meter: Meter
     ledgers: Ledgers
@@ -57,7 +57,7 @@ class Books:
 
 @dataclass(slots=True)
 class Recorder:
-    """What Prometheus would have kept of one node."""
+    """The samples of one node in Prometheus."""
 
     node: str
     series: dict[str, Samples] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Recorder:
         values.append(value)
 
     def page(self, ledger: LedgerView, at: float) -> None:
-        """Keep what a scrape at ``at`` finds of owners and pods."""
+        """Keep the series of owners and pods in a scrape at ``at``."""
         snapshot = Snapshot(taken_at_seconds=OPENS_AT + at, node=self.node, metering=MeteringView(ledger=ledger))
         for family in families(snapshot, ExpositionOptions()):
             if family.name in RECORDED:
@@ -77,7 +77,7 @@ class Recorder:
                     self.add(f"{family.name}{{{labels}}}", at, value)
 
     def gauges(self, views: Iterable[DeviceView], at: float) -> None:
-        """Keep what dcgm-exporter would show: the device's utilisation with the labels of each holder."""
+        """Keep the gauges of dcgm-exporter: the device's utilisation with the labels of each holder."""
         for view in views:
             for use in view.pods:
                 labels = (
@@ -88,7 +88,7 @@ class Recorder:
                 self.add(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}}", at, float(round(100 * ratio)))
 
     def before(self, moment: float) -> "Recorder":
-        """Return a copy of all that was kept before a moment."""
+        """Return a copy of the samples before a moment."""
         copy = Recorder(self.node)
         for name, (times, values) in self.series.items():
             count = bisect_left(times, moment)
@@ -130,7 +130,7 @@ class VirtualAgent:
         ]
 
     def run(self, first: float, last: float, dump_before: float = math.inf) -> dict[str, Any] | None:
-        """Sample from ``first`` to ``last`` and keep the scrapes between; return the save before ``dump_before``."""
+        """Sample from ``first`` to ``last`` and keep the scrapes in between; return the save before ``dump_before``."""
         dumped: dict[str, Any] | None = None
         scrape = self.scrape_phase + SCRAPE_SECONDS * math.ceil((first - self.scrape_phase) / SCRAPE_SECONDS)
         before, save, number = first - SAMPLE_SECONDS, first, 0
@@ -163,7 +163,7 @@ class VirtualAgent:
             if found != self._found:
                 self._found, self._fresh_until = found, -math.inf
         if now > self._fresh_until:
-            # Where nothing changes from the last sample on, the mean of every later one is the same until it does.
+            # Without a change since the last sample, the mean of later samples stays the same until the next change.
             change = min((job.next_change(before) for job in self.day.jobs), default=math.inf)
             self._views = self._look(before, now)
             self._fresh_until = change if change > now else -math.inf
@@ -211,7 +211,7 @@ def _use(job: Job, gpu: Gpu, ratio: float) -> PodUse:
 
 
 def new_books(seed: int) -> Books:
-    """Books of an agent that starts, under an identity of the seed."""
+    """Return the books of a starting agent; the seed gives their identity."""
     return Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(saves=True, new_identity=lambda: f"{seed:012x}"))
 
 
@@ -226,12 +226,12 @@ def _save(books: Books, now: float) -> dict[str, Any]:
 
 
 def _restored(saved: dict[str, Any]) -> Books:
-    """Books as a new agent finds them, through a real state file."""
+    """Return the books that a new agent reads from a real state file."""
     with TemporaryDirectory() as directory:
         StateFile(Path(directory)).save(saved)
         state = StateFile(Path(directory)).load()
     if state is None:
-        raise RuntimeError("what was saved is not there")
+        raise RuntimeError("the saved state is missing")
     books = Books(Meter(SAMPLE_SECONDS, by_job), Ledgers(saves=True))
     books.ledgers.restore(state)
     books.meter.resume(read(MeterState, state["meter"]))
@@ -240,7 +240,7 @@ def _restored(saved: dict[str, Any]) -> Books:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What one node left in Prometheus, without and with a restart of its agent in the middle of the day."""
+    """Series of one node in Prometheus, without and with a restart of its agent in the middle of the day."""
 
     clean: dict[str, Samples]
     restarted: dict[str, Samples]
@@ -249,7 +249,7 @@ class NodeRecord:
 
 
 def record(day: NodeDay, seed: int, length: float = DAY_SECONDS) -> NodeRecord:
-    """Let a node's agent run through the day, and once more from a restart on."""
+    """Run a node's agent through the day, and a second time from a restart onwards."""
     chance = random.Random(seed)  # noqa: S311 - not for secrets
     killed = chance.uniform(0.3, 0.7) * length
     recorder = Recorder(day.name)

@@ -1,4 +1,4 @@
-"""A day of a cluster from the pod trace: which job holds what on which node, how busy it is, and what is truly owed.
+"""A day of a cluster from the pod trace: the devices and the activity of each job, and its true GPU-seconds.
 
 The trace is Alibaba cluster-trace-gpu-v2023 (CC BY 4.0). Its pods are placed first fit: whole GPUs on nodes of eight,
 parts of a GPU as time-slicing replicas of a twentieth each on nodes of four.
@@ -20,14 +20,14 @@ TRACE = "openb_pod_list_default.csv"
 WHOLE_MILLI = 1000
 REPLICAS = 20
 GPUS_OF_A_NODE = {False: 8, True: 4}
-"""By whether they are shared."""
+"""GPUs of a node, by whether the node shares GPUs."""
 MODEL_OF_A_NODE = {False: "a100-80gb", True: "t4"}
 NAMESPACES = ("search", "ads", "vision", "nlp", "recommend", "speech")
 DAY_SECONDS = 86_400
 OPENS_AT = 1_767_225_600
-"""Unix time of the replayed day's start: 2026-01-01 00:00 UTC."""
+"""Unix time at which the replayed day starts: 2026-01-01 00:00 UTC."""
 WARM_SECONDS = 900
-"""The agents run so long before the day: their Prometheus knows the day's first value of every series."""
+"""Time for which the agents run before the day, so that Prometheus has the day's first value of every series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,21 @@ class TracePod:
     name: str
     gpus: int
     replicas: int
-    """Of each GPU; 0 for whole GPUs."""
+    """Replicas of each GPU; 0 for whole GPUs."""
     start: float
     end: float
 
 
 @dataclass(slots=True)
 class Node:
-    """A node while pods are placed: how many replicas of each GPU are free, and the GPUs of each pod."""
+    """A node during placement: the free replicas of each GPU, and the GPUs of each pod."""
 
     shared: bool
     free: list[int]
     pods: list[tuple[TracePod, tuple[int, ...]]] = field(default_factory=list)
 
     def take(self, pod: TracePod) -> tuple[int, ...] | None:
-        """Take GPUs for a pod; ``None`` where it does not fit."""
+        """Take GPUs for a pod and return their indices; ``None`` if it does not fit."""
         need = pod.replicas or 1
         fitting = tuple(index for index, units in enumerate(self.free) if units >= need)[: pod.gpus]
         if len(fitting) < pod.gpus:
@@ -74,17 +74,17 @@ class Job:
     namespace: str
     name: str
     gpus: tuple[int, ...]
-    """Indices on its node."""
+    """Indices of its GPUs on its node."""
     share_ratio: float
-    """Of each of its GPUs: 1, or its replicas' part."""
+    """Share of each of its GPUs: 1, or its part of the replicas."""
     shared: bool
     start_seconds: float
     end_seconds: float
     signal: Levels
-    """How busy its share is, 0..1."""
+    """Activity of its share over time, 0..1."""
 
     def busy_seconds(self, first: float, last: float) -> float:
-        """Integral of its activity (0..1 of its share) between two instants, per GPU."""
+        """Return the integral of its activity (0..1 of its share) between two instants, per GPU."""
         first, last = max(first, self.start_seconds), min(last, self.end_seconds)
         if last <= first:
             return 0.0
@@ -92,7 +92,7 @@ class Job:
         return self.signal.integral(last - start) - self.signal.integral(first - start)
 
     def next_change(self, after: float) -> float:
-        """The next instant at which its activity may change."""
+        """Return the next instant at which its activity may change."""
         if after < self.start_seconds:
             return self.start_seconds
         if after >= self.end_seconds:
@@ -113,7 +113,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDay:
-    """A node and all jobs that it ever holds during the day."""
+    """A node and all its jobs of the day."""
 
     name: str
     model: str
@@ -122,7 +122,7 @@ class NodeDay:
 
 
 def read_pods(path: Path) -> list[TracePod]:
-    """Read the pods that held GPUs, by start; those that were never scheduled are left out."""
+    """Read the pods with GPUs, by start, without those that were never scheduled."""
     pods: list[TracePod] = []
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -157,7 +157,7 @@ def place(pods: Iterable[TracePod]) -> list[Node]:
 
 
 def busiest_day(pods: Sequence[TracePod]) -> int:
-    """Number of the day with the most pods."""
+    """Return the number of the day with the most pods."""
     alive: Counter[int] = Counter()
     for pod in pods:
         alive.update(range(int(pod.start // DAY_SECONDS), int(pod.end // DAY_SECONDS) + 1))
@@ -176,7 +176,7 @@ def nodes_of_day(pods: Iterable[TracePod], day: int, least_gpus: int) -> list[No
 
 
 def truth_of(job: Job, first: float, last: float) -> Truth:
-    """What the job is owed for between two instants, in seconds since the day's start."""
+    """Return the true GPU-seconds of a job between two instants, in seconds since the day's start."""
     held = max(0.0, min(job.end_seconds, last) - max(job.start_seconds, first))
     weight = job.share_ratio * len(job.gpus)
     return Truth(allocated_seconds=weight * held, active_seconds=weight * job.busy_seconds(first, last))
@@ -203,7 +203,7 @@ def _node_day(node: Node, number: int, opens: float) -> NodeDay:
 
 
 def _signal(seed: int) -> Levels:
-    """Bursts of half a minute to ten minutes, with a load and a rhythm of the job's own."""
+    """Return bursts of 30 s to 10 minutes, with a load and a rhythm of the job's own."""
     period = 30.0 + seed % 571
     return square(
         high=0.2 + seed // 571 % 81 / 100,

@@ -18,23 +18,24 @@ INTERVAL_SECONDS, HOURS_INTERVAL_SECONDS = 300.0, 900.0
 WANTED = ("owner:gpu_ledger:delta1h", "workload:gpu_ledger:delta1h", "cluster:gpu_capacity_seconds:delta1h")
 _RECORDED = re.compile(r"\b[a-z_]+:[a-z0-9_:]+")
 (STALE,) = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))
-"""What Prometheus stores where a series is not in the result any more."""
+"""Value that Prometheus stores where a series is no longer in the result."""
 
 Rule = Mapping[str, Any]
 Span = tuple[float, float]
-"""From and to, in seconds since the day's start."""
+"""Start and end, in seconds since the day's start."""
 
 
 def evaluate(server: Prometheus, spans: Sequence[Span], phase: float) -> None:
-    """Evaluate the rules one time after the other, as Prometheus does it, and store what they record.
+    """Evaluate the rules in the order of time, as Prometheus does, and store their results.
 
     Args:
-        server: Holds the samples of the whole day.
-        spans: When Prometheus runs. One that starts again knows nothing of its former evaluations.
-        phase: Seconds after a multiple of its interval at which the quicker group is evaluated; the other has its own.
+        server: Has the samples of the whole day.
+        spans: Times in which Prometheus runs. After a restart it has no state of former evaluations.
+        phase: Seconds after a multiple of its interval at which the quicker group is evaluated. The other group has a
+            phase in proportion to its interval.
 
     Raises:
-        RuntimeError: Prometheus refuses what is recorded.
+        RuntimeError: Prometheus refuses the samples.
     """
     rules, hourly = needed(yaml.safe_load(RULES.read_text("utf-8"))["groups"], WANTED)
     plain = [rule for rule in rules if not _RECORDED.search(rule["expr"])]
@@ -62,7 +63,7 @@ def _turn(server: Prometheus, sender: Sender, rule: Rule, at: float, before: fro
 
 
 def _at_once(server: Prometheus, sender: Sender, rule: Rule, moments: Sequence[float]) -> None:
-    """Evaluate a rule that reads nothing recorded at all its times."""
+    """Evaluate a rule that reads no recorded series, at all its times."""
     span = OPENS_AT + moments[0], OPENS_AT + moments[-1]
     following = {_unix_ms(one): _unix_ms(other) for one, other in pairwise(moments)}
     for labels, values in server.range(rule["expr"], *span, INTERVAL_SECONDS):
@@ -87,7 +88,7 @@ def _encoded(labels: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def times(first: float, last: float, interval: float, phase: float) -> Iterator[float]:
-    """When a group is evaluated within a span."""
+    """Yield the times at which a group is evaluated within a span."""
     at = first - first % interval + phase
     while at <= last:
         if at >= first:
@@ -96,7 +97,7 @@ def times(first: float, last: float, interval: float, phase: float) -> Iterator[
 
 
 def needed(groups: Iterable[Mapping[str, Any]], wanted: Iterable[str]) -> tuple[list[Rule], list[Rule]]:
-    """Return the rules of the ledger's two groups that the wanted series come from, in their order."""
+    """Return the rules of the ledger's two groups that produce the wanted series, in their order."""
     of_group = {group["name"]: group["rules"] for group in groups if group["name"] in {GROUP, HOURS}}
     by_name = {rule["record"]: rule for rules in of_group.values() for rule in rules}
     found, reads = set[str](), set(wanted)

@@ -1,4 +1,4 @@
-"""What PromQL makes of a recorded day, and how far that is from the truth."""
+"""Queries a recorded day with PromQL, and computes the errors of the answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +11,22 @@ from accuracy_rules import Span
 from remote_write import Prometheus
 
 RECORDED = "ledger, recorded hours"
-"""The way of the reports."""
+"""Name of the query method of the reports."""
 BRIEF_SECONDS = 60.0
 SHORT_SECONDS = 300.0
 TAIL_SECONDS = 60.0
-"""Brief jobs of the last minute are not in their class: a scrape shows them after the end of the query."""
+"""Brief jobs that end in the last minute are not in their class: the query ends before the scrape that shows them."""
 CHECKPOINT_SECONDS = 1200.0
-"""The rules record an hour within so long after it."""
+"""Time after an hour within which the rules record it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """GPU-seconds by one way to ask."""
+class Answer:
+    """GPU-seconds by one query method."""
 
     way: str
     span: Span
-    """The time to which they are held."""
+    """Time for which the true GPU-seconds are computed."""
     by_namespace: Mapping[str, float]
     by_pod: Mapping[str, float]
     active_seconds: float | None
@@ -37,18 +37,18 @@ class Balance(NamedTuple):
 
     capacity_hours: float
     owners: float
-    """The sum over owners, against the capacity."""
+    """Sum over owners, against the capacity."""
     workloads: float
-    """What is recorded by workload, against the same by owner."""
+    """Seconds recorded by workload, against those by owner."""
     marker: float
-    """What is recorded as capacity, against the same."""
+    """Seconds recorded as capacity, against those by owner."""
     unknown_seconds: float
     unattributed_seconds: float
     unallocated: float
 
 
 class Row(NamedTuple):
-    """Relative errors of one way to ask; ``None`` where the way does not tell."""
+    """Relative errors of one query method; ``None`` where it has no such figure."""
 
     total: float
     worst_namespace: float
@@ -59,24 +59,24 @@ class Row(NamedTuple):
 
 
 def recorded_span(server: Prometheus, length: float) -> Span:
-    """Return the times whose values the first and the last checkpoint hold: the last evaluations before the hours."""
+    """Return the times of the values in the first and the last checkpoint: the last evaluations before the hours."""
     newest = "max(timestamp(owner:gpu_ledger_total:max))"
     first, last = (server.by(newest, OPENS_AT + at)[""] - OPENS_AT for at in (0.0, length))
     return first, last
 
 
-def ask(server: Prometheus, jobs: Sequence[Job], length: float) -> list[Told]:
-    """Every way to ask for the same day."""
+def ask(server: Prometheus, jobs: Sequence[Job], length: float) -> list[Answer]:
+    """Query the same day with every method."""
     whole = f"{length / 3600:g}h"
     day = (0.0, length)
     namespace_of = {job.name: job.namespace for job in jobs}
     weight = {job.name: job.share_ratio for job in jobs}
 
-    def pods(way: str, by_pod: Mapping[str, float], active: float | None, span: Span = day) -> Told:
+    def pods(way: str, by_pod: Mapping[str, float], active: float | None, span: Span = day) -> Answer:
         sums: dict[str, float] = defaultdict(float)
         for pod, seconds in by_pod.items():
             sums[namespace_of[pod]] += seconds
-        return Told(way=way, span=span, by_namespace=sums, by_pod=by_pod, active_seconds=active)
+        return Answer(way=way, span=span, by_namespace=sums, by_pod=by_pod, active_seconds=active)
 
     end = OPENS_AT + length
 
@@ -116,32 +116,32 @@ def ask(server: Prometheus, jobs: Sequence[Job], length: float) -> list[Told]:
 
 
 def balance(server: Prometheus, nodes: Sequence[NodeDay], length: float) -> Balance:
-    """Hold the recorded ledger, Unallocated and Unattributed included, to the capacity of the day."""
+    """Compare the recorded ledger, including Unallocated and Unattributed, with the capacity of the day."""
     window = f"[{length / 3600:g}h]"
 
     def recorded(series: str, by: str = "") -> dict[str, float]:
         at = OPENS_AT + length + CHECKPOINT_SECONDS
         return server.by(f"sum by ({by}) (sum_over_time({series}{window}))", at)
 
-    told = recorded('owner:gpu_ledger:delta1h{quantity="seconds"}', "workload_kind")
+    by_kind = recorded('owner:gpu_ledger:delta1h{quantity="seconds"}', "workload_kind")
     span = recorded_span(server, length)
     capacity = sum(node.gpu_count for node in nodes) * (span[1] - span[0])
     held = sum(truth_of(job, *span).allocated_seconds for node in nodes for job in node.jobs)
-    allocated = sum(told.values())
+    allocated = sum(by_kind.values())
     return Balance(
         capacity_hours=capacity / 3600,
         owners=allocated / capacity - 1,
         workloads=sum(recorded('workload:gpu_ledger:delta1h{quantity="seconds"}').values()) / allocated - 1,
         marker=sum(recorded("cluster:gpu_capacity_seconds:delta1h").values()) / allocated - 1,
         unknown_seconds=sum(recorded('owner:gpu_ledger:delta1h{quantity="seconds",state="unknown"}').values()),
-        unattributed_seconds=told.get("Unattributed", 0.0),
-        unallocated=(told.get("Unallocated", 0.0) - (capacity - held)) / capacity,
+        unattributed_seconds=by_kind.get("Unattributed", 0.0),
+        unallocated=(by_kind.get("Unallocated", 0.0) - (capacity - held)) / capacity,
     )
 
 
-def score(told: Told, jobs: Sequence[Job]) -> Row:
-    """Compare one way with the truth."""
-    first, last = told.span
+def score(answer: Answer, jobs: Sequence[Job]) -> Row:
+    """Compare the answer of one query method with the truth."""
+    first, last = answer.span
     truth = {job.name: truth_of(job, first, last) for job in jobs}
     owed: dict[str, float] = defaultdict(float)
     for job in jobs:
@@ -150,16 +150,16 @@ def score(told: Told, jobs: Sequence[Job]) -> Row:
     inside = [job for job in jobs if job.start_seconds > first and job.end_seconds < last - TAIL_SECONDS]
     brief = [job for job in inside if job.end_seconds - job.start_seconds < BRIEF_SECONDS]
     short = [job for job in inside if job.end_seconds - job.start_seconds < SHORT_SECONDS]
-    by_namespace = told.by_namespace
+    by_namespace = answer.by_namespace
     return Row(
         total=sum(by_namespace.values()) / sum(owed.values()) - 1,
         worst_namespace=max(
             (by_namespace.get(name, 0.0) / seconds - 1 for name, seconds in owed.items() if seconds), key=abs
         ),
-        brief=_class_error(told.by_pod, brief, truth),
-        short=_class_error(told.by_pod, short, truth),
-        worst_pod_seconds=max((_apart(told.by_pod, job, truth) for job in inside), key=abs, default=None),
-        active=None if told.active_seconds is None or not active else told.active_seconds / active - 1,
+        brief=_class_error(answer.by_pod, brief, truth),
+        short=_class_error(answer.by_pod, short, truth),
+        worst_pod_seconds=max((_pod_error(answer.by_pod, job, truth) for job in inside), key=abs, default=None),
+        active=None if answer.active_seconds is None or not active else answer.active_seconds / active - 1,
     )
 
 
@@ -170,7 +170,7 @@ def _class_error(by_pod: Mapping[str, float], jobs: Iterable[Job], truth: Mappin
     return sum(by_pod.get(job.name, 0.0) for job in jobs) / owed - 1
 
 
-def _apart(by_pod: Mapping[str, float], job: Job, truth: Mapping[str, Truth]) -> float:
-    """Seconds of holding that a pod is told too many or too few, whatever its share."""
+def _pod_error(by_pod: Mapping[str, float], job: Job, truth: Mapping[str, Truth]) -> float:
+    """Return the error of a pod's held time in seconds, independent of its share."""
     weight = job.share_ratio * len(job.gpus)
     return (by_pod.get(job.name, 0.0) - truth[job.name].allocated_seconds) / weight

@@ -1,4 +1,4 @@
-"""What the agent costs on a simulated driver, against its budgets: ``make bench``."""
+"""Measures the cost of the agent on a simulated driver, against its budgets: ``make bench``."""
 
 import argparse
 import compileall
@@ -33,7 +33,7 @@ class Setting:
     title: str
     partitioned: bool
     both: bool = False
-    """Whether the agent asks the Kubernetes API and a host engine, with GPUs that only DCGM profiles."""
+    """Whether the agent uses the Kubernetes API and a host engine, with GPUs that only DCGM profiles."""
 
 
 SETTINGS = (
@@ -45,7 +45,7 @@ SETTINGS = (
 
 
 def main() -> int:
-    """Measure and print Markdown tables; 0 when everything could be measured, whatever the budgets say."""
+    """Measure and print Markdown tables; return 0 after all measurements, also over budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each CPU measurement (default 10)")
     parser.add_argument("--only", default="", help="measure only settings with this in their title, and no budgets")
@@ -57,7 +57,7 @@ def main() -> int:
     print(f"{today}, {_machine()}, Python {platform.python_version()}, {arguments.seconds:g} s per CPU measurement,")
     print(f"load average at the start {os.getloadavg()[0]:.1f} (latencies mean little when it is not near 0),")
     print("simulated driver that answers at once: the agent's own cost, without a real driver's.\n")
-    # As in an image: what is compiled at the start of a process stays in its heap.
+    # Compile as an image does: modules that a process compiles at its start stay in its heap.
     compileall.compile_dir(ROOT / "exporter", quiet=1)
     measured: dict[str, Figures] = {}
     for setting in (one for one in SETTINGS if arguments.only in one.title):
@@ -73,7 +73,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def running(setting: Setting, directory: Path) -> Iterator[AgentProcess]:
-    """Run an agent that shows everything it should, on a node of processes that are not counted."""
+    """Run an agent with all features of a setting; the processes of its node are not measured."""
     partitioned = setting.partitioned
     with contextlib.ExitStack() as stack:
         without = dcgm_stub_support.WITHOUT_GPM if setting.both else ()
@@ -120,7 +120,7 @@ def running(setting: Setting, directory: Path) -> Iterator[AgentProcess]:
 
 @contextlib.contextmanager
 def _node(directory: Path, *, partitioned: bool) -> Iterator[str]:
-    """Serve the node around the agent; the URL of its Kubernetes API."""
+    """Serve the node around the agent; yield the URL of its Kubernetes API."""
     command = [sys.executable, str(ROOT / "benchmarks" / "stub_node.py"), "--directory", str(directory)]
     command += ["--partitioned"] if partitioned else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -17,14 +17,14 @@ from measure import Figures, percentile
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1024, 1024 * 1024
 HOURS, GPUS = 1, 16
-"""Of the real trace: a short piece of ``accuracy.py``, the clean case alone."""
+"""Part of the real trace for a short run of ``accuracy.py``, the clean case alone."""
 TRACES = ROOT.parent / "shared" / "traces"
 REPORT_NODES = 50
-"""A short piece of ``report_scale.py``: a report of 30 days over a fleet of 400 GPUs, from a real Prometheus."""
+"""Fleet for a short run of ``report_scale.py``: a report of 30 days over 400 GPUs, from a real Prometheus."""
 
 
 class Line(NamedTuple):
-    """One budget; ``measured`` is ``None`` where it could not be, and ``note`` says why."""
+    """One budget; ``measured`` is ``None`` where the measurement is impossible, and ``note`` gives the reason."""
 
     what: str
     unit: str
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def figures_table(title: str, one: Figures) -> str:
-    """Return a Markdown table of what the agent cost on a node."""
+    """Return a Markdown table of the cost of the agent on a node."""
     rows = {
         "CPU at 1 sample/s, % of a core": one.cpu_per_sample_seconds * 100,
         "CPU per scrape of a new sample, ms": one.cpu_per_scrape_seconds * 1e3,
@@ -59,7 +59,7 @@ def figures_table(title: str, one: Figures) -> str:
 
 
 def table(*, whole: Figures, partitioned: Figures, both: Figures) -> str:
-    """Measure what is left and return the table.
+    """Measure the remaining figures and return the table.
 
     Args:
         whole: A node of 8 GPUs.
@@ -84,7 +84,7 @@ def _of_agent(whole: Figures, partitioned: Figures, both: Figures) -> list[Line]
 
 
 def _busy(figures: Figures) -> str:
-    """What tells a slow page from a busy machine."""
+    """Return the figures that distinguish a slow page from a busy machine."""
     return f"CPU of one {figures.cpu_per_scrape_seconds * 1e3:.1f} ms; load average {os.getloadavg()[2]:.1f}"
 
 

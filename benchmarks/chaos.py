@@ -1,8 +1,8 @@
-"""Chaos: real agents with real children under random faults, every page held to the truth; `make chaos` runs it.
+"""Chaos: real agents with real children under random faults; compares every page with the truth (`make chaos`).
 
-python benchmarks/chaos.py --seeds 1..200            # each seed on a node of its own
+python benchmarks/chaos.py --seeds 1..200            # each seed on a separate node
 python benchmarks/chaos.py --seeds 17 --show         # print a seed's schedule and run it again
-python benchmarks/chaos.py --seeds 1..20 --together  # one agent lives through all of them: does anything grow?
+python benchmarks/chaos.py --seeds 1..20 --together  # one agent runs all of them: does anything grow?
 """
 
 import argparse
@@ -30,21 +30,21 @@ from page_checks import tables
 from gpu_simulator.truth import Fault
 
 WELL_SECONDS = 30.0
-"""A node that is not well so long after the last fault has not recovered."""
+"""Longest time from the last fault to the recovery of a node."""
 AFTER_SECONDS, AFTER_SECONDS_MOST, AFTER_PAGES = 1.2, 12.0, 12
-"""It is looked at for so long and so many pages after it is well, but no longer than at most."""
+"""Least time, most time and least number of pages of the CPU measurement after the recovery."""
 BUSY_RATIO = 0.5
-"""Of a core: more than twice what any of its processes needs at five samples a second."""
+"""Most cores per process: more than twice the need of any process at five samples a second."""
 BETWEEN_SECONDS = 14.0
-"""Between the schedules that one agent lives through: longer than it ever took to be well again."""
+"""Time between the schedules of one agent: longer than any recovery so far."""
 MOST_FILES = 4
 GROWTH = {"threads": 4, "descriptors": 10, "series": 100, "memory_kib": 24 * 1024}
-"""What an agent may have more after a schedule than after its first: another pod, device and layout are there."""
+"""Most growth of an agent since its first schedule: further pods, devices and layouts can exist."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of one node."""
+    """Result of one node."""
 
     seeds: tuple[int, ...]
     faults: Counter[str]
@@ -53,7 +53,7 @@ class Outcome:
     weights: list[Weight] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return it in a line, with some violations of each kind."""
+        """Return the result in a line, with some violations of each kind."""
         checks, violations = self.judge.checks, self.judge.violations
         well = ", ".join(f"{seconds:.1f}" for seconds in self.recovered_seconds) or "?"
         counts = f"{self.faults.total()} faults, {checks.total()} checks, {checks['page valid']} pages"
@@ -65,7 +65,7 @@ class Outcome:
 
 
 async def live(schedules: list[Schedule], clock: Path | None, log: Path | None = None) -> Outcome:
-    """Let one agent live through schedules, one after the other."""
+    """Run one agent through schedules, one after the other."""
     starts, injections = _chained(schedules)
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     plan = chaos_world.plan(injections, epoch_unix=time.time(), epoch_monotonic=time.monotonic())
@@ -101,7 +101,7 @@ async def _busy(node: ChaosNode) -> float:
 
 
 async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: Outcome) -> None:
-    """Let a node live through one schedule, and see it well again."""
+    """Run a node through one schedule, and wait until it is well again."""
     await node.play(chaos_schedule.shifted(schedule, begin))
     await asyncio.sleep(max(0.0, begin + schedule.seconds - node.now()))
     await node.until_quiet()
@@ -119,21 +119,21 @@ async def _through(node: ChaosNode, begin: float, schedule: Schedule, outcome: O
     judge.expect("recovers", not why, node.now(), f"not within {WELL_SECONDS:g} s: {why}")
     busy = await _busy(node)
     if busy > BUSY_RATIO:
-        # What is done once, such as loading a library on a busy machine, is over now; what spins is not.
+        # One-time work, such as loading a library on a busy machine, is over now; a busy loop is not.
         busy = await _busy(node)
-    judge.expect("not busy for nothing", busy <= BUSY_RATIO, node.now(), f"{busy:.2f} of a core each")
+    judge.expect("no busy loop", busy <= BUSY_RATIO, node.now(), f"{busy:.2f} of a core each")
     _weigh(node, outcome)
     if node.newest is not None:
         judge.shares(node.newest, node.now())
 
 
 def _chained(schedules: list[Schedule]) -> tuple[list[float], tuple[Injection, ...]]:
-    """When each schedule begins, and all injections in order."""
+    """Return the start of each schedule, and all injections in order."""
     begin, starts = chaos_schedule.BEFORE_SECONDS, list[float]()
     found: list[Injection] = []
     for one in schedules:
         starts.append(begin)
-        # The API never gives a node another name while the agent lives.
+        # The API never gives a node another name while the agent runs.
         found += [
             each
             for each in chaos_schedule.shifted(one, begin)
@@ -148,7 +148,7 @@ def _weigh(node: ChaosNode, outcome: Outcome) -> None:
     if weight is None:
         return
     outcome.weights.append(weight)
-    # A hung GPU has a successor of the child tried without it.
+    # After a hang of a GPU, a second child can run without that GPU.
     now, expected = node.now(), 1 + judge.with_dcgm + any(one.kind == GPU_HANG for one in judge.injections)
     judge.expect("no child too many", weight.children <= expected, now, f"{weight.children} children")
     judge.expect("no file left behind", weight.files <= MOST_FILES, now, f"{weight.files} in the state directory")
@@ -159,7 +159,7 @@ def _weigh(node: ChaosNode, outcome: Outcome) -> None:
 
 
 async def run(arguments: argparse.Namespace, clock: Path | None) -> list[Outcome]:
-    """Run all seeds, some of them side by side."""
+    """Run all seeds, some of them at the same time."""
     faults, seconds, without = arguments.faults, arguments.seconds, frozenset[str]() if clock else CLOCK_LIKE
     drawn = [
         chaos_schedule.draw(seed, faults=faults, seconds=seconds, without=without) for seed in _seeds(arguments.seeds)
@@ -205,17 +205,17 @@ def show(outcomes: list[Outcome]) -> None:
 
 
 def main() -> int:
-    """Run and print; 1 when something that must be was not."""
+    """Run and print; return 1 for a violation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1..20", help="such as 17, 1..200 or 1,5,9 [default: 1..20]")
-    parser.add_argument("--faults", type=int, default=54, help="of a schedule [default: 54]")
-    parser.add_argument("--seconds", type=float, default=12.0, help="within which they begin [default: 12]")
-    parser.add_argument("--jobs", type=int, default=1, help="nodes side by side [default: 1]")
-    parser.add_argument("--together", action="store_true", help="one agent lives through all seeds")
+    parser.add_argument("--faults", type=int, default=54, help="faults of a schedule [default: 54]")
+    parser.add_argument("--seconds", type=float, default=12.0, help="time within which faults begin [default: 12]")
+    parser.add_argument("--jobs", type=int, default=1, help="nodes at the same time [default: 1]")
+    parser.add_argument("--together", action="store_true", help="run all seeds with one agent")
     parser.add_argument("--show", action="store_true", help="print each schedule")
-    parser.add_argument("--log", type=Path, help="directory for the pages and agents' logs of what was violated")
+    parser.add_argument("--log", type=Path, help="directory for the pages and agents' logs of violations")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and mounts are not left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop agents and remove mounts on SIGTERM
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-tools-") as directory:
         clock = built_clock(Path(directory))

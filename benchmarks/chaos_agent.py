@@ -1,7 +1,7 @@
-"""The agent under chaos: its own `run` and its own children over a simulated driver, with its patience shortened.
+"""The agent under chaos: its own `run` and its own children over a simulated driver, with shorter timeouts.
 
-A node under chaos lives five times as fast: it is sampled every 0.2 s and the kubelet is asked every second. What the
-agent waits for in seconds is a fifth, too, so that twenty seconds show what takes a real node a hundred; see ``hurry``.
+A node under chaos runs five times as fast: it is sampled every 0.2 s, and the agent polls the kubelet every second. The
+timeouts of the agent are a fifth, too, so that 20 s correspond to 100 s of a real node; see ``hurry``.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HASTE = 5.0
 
 
 def hurry_child() -> None:
-    """Shorten the patience of the process that owns the driver."""
+    """Shorten the timeouts of the process that owns the driver."""
     from exporter.gpu.nvml import source  # noqa: PLC0415 - the child of DCGM does without
 
     source.NvmlSource.waits_seconds = (1.0 / HASTE, 10.0 / HASTE)
@@ -30,7 +30,7 @@ def hurry_child() -> None:
 
 
 def hurry() -> None:
-    """Shorten the patience of the agent: deadlines of children and kubelet, pauses after failures."""
+    """Shorten the timeouts of the agent: deadlines of children and kubelet, pauses after failures."""
     from exporter.agent import metering, sources  # noqa: PLC0415 - a child does without
     from exporter.gpu import worker  # noqa: PLC0415
     from exporter.kube import api_client, list_watch  # noqa: PLC0415
@@ -68,7 +68,7 @@ def _child(path: Path, rest: list[str]) -> int:
 
     def truth() -> "NodeTruth":
         now = time.monotonic()
-        made.set_epoch(time.time() - now + plan.epoch_monotonic)  # they stamp by the clock that is set
+        made.set_epoch(time.time() - now + plan.epoch_monotonic)  # stamps follow the wall clock, which can step
         return world.at(now - plan.epoch_monotonic)
 
     made.install(lambda: world.at(0.0), epoch_seconds=plan.epoch_unix)
@@ -83,7 +83,7 @@ def _agent(path: Path, rest: list[str]) -> int:
     from exporter.cli.common import Parser, add_options  # noqa: PLC0415
     from exporter.config import load_agent, read_collectors, resolve  # noqa: PLC0415
 
-    faulthandler.enable()  # an agent that does not end is asked by SIGABRT what it is at
+    faulthandler.enable()  # SIGABRT prints the stacks of an agent that does not end
     hurry()
     parser = Parser(prog="chaos_agent.py")
     add_options(parser)
@@ -111,10 +111,10 @@ def _agent(path: Path, rest: list[str]) -> int:
 
 
 def main() -> int:
-    """Be the agent, or a child of it; the exit code is the agent's."""
+    """Run the agent or one of its children; return its exit code."""
     parser = argparse.ArgumentParser(description="The agent under chaos; benchmarks/chaos.py starts it.")
     parser.add_argument("part", choices=("agent", "child"))
-    parser.add_argument("plan", type=Path, help="what benchmarks/chaos_world.py wrote")
+    parser.add_argument("plan", type=Path, help="plan that benchmarks/chaos_world.py wrote")
     arguments, rest = parser.parse_known_args()
     return _child(arguments.plan, rest) if arguments.part == "child" else _agent(arguments.plan, rest)
 

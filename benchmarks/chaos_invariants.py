@@ -1,4 +1,4 @@
-"""What must be true of a node under chaos, whatever happens: pages held to the truth and to the pages before."""
+"""Invariants of a node under chaos: compares its pages with the truth and with earlier pages."""
 
 import math
 from collections import deque
@@ -12,39 +12,39 @@ from page_checks import Page, PageChecks
 from gpu_simulator.truth import GPU_FAULTS, Fault, GpuTruth, Load, NodeTruth
 
 ALLOWED_RATIO = 0.15
-"""So much lower than the truth may an activity be before it is a false idle."""
+"""Largest difference between the truth and a lower activity; a larger one is a false idle."""
 IDLE_RATIO = 0.05
 """The agent's idle threshold."""
 OF_ENGINE = "(engine)"
-"""In place of a pod: the activity of a GPU's engine alone."""
+"""Key in place of a pod: the activity of a GPU's engine alone."""
 SHARE_RATIO = 0.05
-"""What a pod was metered to have done may be off by so much over all that was measured."""
+"""Largest error of a pod's metered activity, over all measured time."""
 BEFORE_SAMPLE_SECONDS = 1.6
-"""What a sample measured may have begun so long before it."""
+"""Longest time between the start of a measurement and its sample."""
 LOOK_SECONDS = 5.0
-"""A division by processes is of the time since the look at them before, 1.9 s and what the driver was away."""
+"""Longest period of a division by processes, back to the previous process samples: 1.9 s, and the driver's absence."""
 AROUND_SECONDS = 0.3
-"""What the clocks of two processes and an instant's rounding may differ by."""
+"""Tolerance for the clocks of two processes and for rounded instants."""
 STALE_SECONDS = 2.0 + 0.2
-"""A reading older than this is not shown: three intervals, but two seconds at least, and a tick."""
+"""Age above which a reading is not shown: three intervals, at least two seconds, and a tick."""
 APART_SECONDS = 0.05
-"""The wall clock and the other one are read one after the other when a world begins."""
+"""Tolerance: a world reads the wall clock and the monotonic clock one after the other."""
 CALL_SECONDS, HINDERED_CALL_SECONDS = 1.5, 4.5
-"""An answer's stamp is of the question, which may be asked twice."""
+"""Longest time from the stamp of an answer, which is that of the request; with faults, the request can be repeated."""
 _ENGINE_STOOD = (Fault.HANG, Fault.ENGINE_HANG, Act.CHILD_STOP)
-"""The host engine's next mean is over all of it; the simulated one is in the child's process."""
+"""Faults that stop the host engine: its next mean covers their time. The simulated engine is in the child's process."""
 HUNG_START_SECONDS = 16.0
-"""The same while a GPU hangs: a child that opens the driver then has 12 s before it is replaced."""
+"""``DRIVER_RECOVERS_SECONDS`` while a GPU hangs: a child that opens the driver then has 12 s before its replacement."""
 GPU_SLICES = 7
 """Compute slices of every GPU of the chaos node."""
 DRIVER_RECOVERS_SECONDS = 8.0
-"""For so long after a fault of the whole driver, or a start of the agent, GPUs may still be dark."""
+"""Time after a fault of the whole driver, or a start of the agent, in which GPUs may still be dark."""
 HUNG_GPU_FOUND_SECONDS = 6.0
-"""Within this after a GPU's calls hang, the child that reads it is replaced and the other GPUs are read again."""
+"""Time after a GPU's hang within which its child is replaced and the other GPUs are read again."""
 PER_GPU_HOUR = 3.6
-"""What the price book asks for a GPU of this node's instance type."""
+"""Price per hour of a GPU of this node's instance type."""
 LATE_SECONDS = 10.0
-"""For so long a machine that had no time is taken for one that has not."""
+"""Time for which a machine counts as busy after it had no CPU time."""
 KUBELET_FAULTS = frozenset(one for one in Fault if one.value.startswith("kubelet_"))
 BOARD_ROWS: Mapping[str, Callable[[GpuTruth], tuple[float, float]]] = {
     "gpu_up": lambda _: (1.0, 1.0),
@@ -60,43 +60,43 @@ BOARD_ROWS: Mapping[str, Callable[[GpuTruth], tuple[float, float]]] = {
     "DCGM_FI_DEV_FB_FREE": lambda gpu: (0.0, gpu.model.memory_bytes / 2**20),
     "DCGM_FI_DEV_GPU_UTIL": lambda _: (0.0, 100.0),
 }
-"""What a page shows of each GPU that is well, and the least and most that it can be."""
+"""Rows of each healthy GPU on a page, with the least and the greatest value."""
 OF_WHOLE_GPUS = frozenset({"gpu_activity_ratio", "DCGM_FI_DEV_GPU_UTIL"})
-"""Rows that a partitioned GPU has of its instances alone, or not at all."""
+"""Rows that a partitioned GPU has for its instances only, or not at all."""
 EXPIRY_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 SAVE_SECONDS = 1.0
-"""How often the agent saves."""
+"""Interval of the agent's saves."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Judge(PageChecks):
-    """Compares one node's pages with the truth; times are the world's."""
+    """Compares the pages of one node with the truth; times are those of the world."""
 
     world: World
     injections: tuple[Injection, ...]
     with_dcgm: bool
     steps: list[tuple[float, float, float]] = field(default_factory=lambda: [(-1.0, math.inf, 0.0)])
-    """From when to when at most the wall clock was off, and by how much."""
+    """Earliest start, latest end and seconds of each offset of the wall clock."""
     late: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    """When this machine had no time for the node's servers."""
+    """Times at which this machine had no CPU time for the node's servers."""
     agent_since: float = math.inf
-    """When the agent that serves began; infinite before."""
+    """Start of the serving agent; infinite before."""
     unsaved_ends: int = 0
     """Agents that ended before their last totals were saved."""
 
     def stepped(self, begin: float, end: float, seconds: float) -> None:
-        """Take note that at some instant of a time the wall clock was set to be off by so much."""
+        """Note a step of the wall clock to an offset, at some instant between ``begin`` and ``end``."""
         since, _, off = self.steps.pop()
         self.steps += [(since, end, off), (begin, math.inf, seconds)]
 
     def agent_began(self, *, all_was_saved: bool) -> None:
-        """Note another agent process, and whether time is charged again that the former one could not save."""
+        """Note another agent process, and whether it charges again the time that the former one could not save."""
         PageChecks.agent_began(self, all_was_saved=all_was_saved)
         self.unsaved_ends += not all_was_saved
 
     def look(self, text: str, seen_at: float) -> Page | None:
-        """Check one page; return ``None`` where it is no page."""
+        """Check one page; return ``None`` if it is invalid."""
         page = self.read(text, seen_at, GPUS * (seen_at + AROUND_SECONDS + self.unsaved_ends * 2 * SAVE_SECONDS))
         if page is not None:
             took = page.one("gpu_exporter_sample_duration_seconds") or 0.0
@@ -110,12 +110,12 @@ class Judge(PageChecks):
         return page
 
     def world_time(self, stamp: float | None, seen_at: float, took: float = 0.0) -> float | None:
-        """When a timestamp of the page was taken; ``None`` where the clock was set so that this cannot be told.
+        """Return the world's time of a timestamp of the page; ``None`` if steps of the clock make it ambiguous.
 
         Args:
-            stamp: Of the page.
-            seen_at: When the page was seen.
-            took: How long before the stamp's instant the clock was read from which it is.
+            stamp: Timestamp of the page.
+            seen_at: Time at which the page was received.
+            took: Longest time between the reading of the clock and the stamped instant.
         """
         if stamp is None:
             return None
@@ -127,26 +127,26 @@ class Judge(PageChecks):
         return found[0] if found and max(found) - min(found) <= AROUND_SECONDS else None
 
     def truths(self, begin: float, end: float) -> list[NodeTruth]:
-        """Return the node at instants of a time."""
+        """Return the truth at instants of a time span."""
         first, last = math.floor(begin / _STEP_SECONDS), math.ceil(end / _STEP_SECONDS)
         return [self.world.at(number * _STEP_SECONDS) for number in range(first, last + 1)]
 
     def covered(self, kinds: Iterable[str], begin: float, end: float, gpu: int | None = None) -> bool:
-        """Tell whether faults of some kinds last for the whole of a time, one after the other."""
+        """Return whether faults of some kinds, one after the other, cover a whole time span."""
         wanted = frozenset(kinds)
         reached = begin
-        for one in self.injections:  # in order of their begin
+        for one in self.injections:  # in order of their start
             if one.kind in wanted and (gpu is None or one.gpu == gpu) and one.at <= reached:
                 reached = max(reached, one.end)
         return reached >= end
 
     def touched(self, kinds: Iterable[str], begin: float, end: float) -> bool:
-        """Tell whether a fault of some kinds was there at any instant of a time."""
+        """Return whether a fault of some kinds overlaps a time span."""
         wanted = frozenset(kinds)
         return any(one.kind in wanted and one.at <= end and one.end >= begin for one in self.injections)
 
     def _money(self, page: Page, t: float) -> None:
-        """Compare the cost with the price of the instance type: before the labels are read, nothing is charged."""
+        """Compare the cost with the price of the instance type: nothing is charged before the labels are read."""
         cost = page.total("gpu_ledger_cost_total")
         priced = page.total("gpu_ledger_seconds_total") - page.total("gpu_ledger_unpriced_seconds_total")
         most = priced * PER_GPU_HOUR / 3600
@@ -184,26 +184,26 @@ class Judge(PageChecks):
             floor = lowest.get(key, 0.0) - ALLOWED_RATIO
             if carried["uuid"] in in_part:
                 floor = max(min(floor, IDLE_RATIO), lowest.get((carried["uuid"], OF_ENGINE), 0.0) - ALLOWED_RATIO)
-            told = f"{name} {carried} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
-            self.expect("no false idle", value >= floor, t, told)
+            message = f"{name} {carried} {value:.3f}, truth {floor + ALLOWED_RATIO:.2f} from {begin:.2f} to {end:.2f}"
+            self.expect("no false idle", value >= floor, t, message)
             self.expect("ratio", 0.0 <= value <= 1.0, t, f"{key} {value}")
             self.expect("dark while faulty", carried["uuid"] not in dark, t, f"{name} {key} {value}")
 
     def _measured_in_part(self, page: Page) -> frozenset[str]:
-        """GPUs of which an instance has no activity: what they show is of their engine, and not idle, but no more."""
+        """Return the GPUs with an unmeasured instance: they show their engine's activity, and no false idle."""
         measured = {carried["uuid"] for carried, _ in page.rows("gpu_activity_ratio")}
         parts = ((carried.get("parent_uuid", ""), carried["uuid"]) for carried, _ in page.rows("gpu_info"))
         return frozenset(parent for parent, uuid in parts if parent and uuid not in measured)
 
     def _mean_begins(self, begin: float, end: float) -> float:
-        """Since when a mean of the host engine's may be, that is to be from ``begin`` to ``end``."""
+        """Return the earliest start of a host engine's mean that is due from ``begin`` to ``end``."""
         for one in reversed(self.injections):
             if one.kind in _ENGINE_STOOD and one.at < end and one.end > begin:
                 begin = min(begin, one.at - BEFORE_SAMPLE_SECONDS)
         return begin
 
     def _dark(self, sampled: float | None, took: float) -> frozenset[str]:
-        """Devices whose GPU was faulty throughout the reading that is shown; indices are the driver's, and move."""
+        """Return the devices of GPUs with a fault throughout the shown reading; indices are the driver's, and move."""
         if sampled is None or self.with_dcgm:
             return frozenset()
         begin = sampled - took - AROUND_SECONDS
@@ -214,7 +214,7 @@ class Judge(PageChecks):
     def _holders(self, page: Page, sampled: float | None, answered: float | None, t: float) -> None:
         if answered is None or sampled is None or t - answered > EXPIRY_SECONDS - 0.5:
             return
-        # What the page says it does not know it says of nobody; in the end it must know.
+        # Devices with unknown allocation are left out here; ``is_well`` requires all of them in the end.
         states = [carried for carried, value in page.rows("gpu_allocation_state") if value]
         seen = {carried["uuid"] for carried in states if carried["state"] != "unknown"}
         shown = {(carried["uuid"], carried["pod_name"]) for carried, _ in page.rows("gpu_pod_info")}
@@ -226,12 +226,12 @@ class Judge(PageChecks):
             {(one.device_uuid, one.pod) for one in truth.holders if one.device_uuid in seen}
             for truth in self.truths(answered - AROUND_SECONDS, min(end, t))
         ]
-        # One that had ended when the API last told may be missing, though the kubelet's answer is from before.
-        told_at = self.world_time(page.one("gpu_exporter_metadata_timestamp_seconds"), t)
-        still = {(one.device_uuid, one.pod) for one in self.world.at(max(answered, told_at or answered)).holders}
+        # A pod that had ended by the API's last answer may be missing, even if the kubelet's answer is older.
+        api_answered = self.world_time(page.one("gpu_exporter_metadata_timestamp_seconds"), t)
+        still = {(one.device_uuid, one.pod) for one in self.world.at(max(answered, api_answered or answered)).holders}
         extra, missing = shown - set.union(*held), (set.intersection(*held) & still) - shown
-        told = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
-        self.expect("attribution is the kubelet's", not extra and not missing, t, told)
+        message = f"{sorted(extra)} too many, {sorted(missing)} missing, answered {t - answered:.2f} s before"
+        self.expect("attribution is the kubelet's", not extra and not missing, t, message)
 
     def _unallocated(self, page: Page, answered: float | None, t: float) -> None:
         states = page.rows("gpu_allocation_state")
@@ -247,16 +247,16 @@ class Judge(PageChecks):
         self.expect("no held time is Unallocated", charged <= 0, t, f"{charged:.3f} s of {HELD_MODEL}")
 
     def _others(self, page: Page, t: float) -> None:
-        """Hold GPUs to be up and measured while nothing but other GPUs, or what is no part of the driver, is faulty."""
+        """Check that GPUs are up and measured while only other GPUs, or parts outside of the driver, are faulty."""
         hangs = any(one.kind == GPU_HANG and one.at <= t <= one.end + HUNG_START_SECONDS for one in self.injections)
         recovers = HUNG_START_SECONDS if hangs else DRIVER_RECOVERS_SECONDS
         lately = [one for one in self.injections if one.at <= t and one.end >= t - recovers]
         faulty = {one.gpu for one in lately if one.kind in OF_ONE_GPU}
         if len(faulty) != 1 or any(one.kind in OF_ALL_GPUS for one in lately) or t < self.agent_since + recovers:
             return
-        if any(at >= t - recovers for at in self.late):  # a child that gets no time takes longer to be replaced
+        if any(at >= t - recovers for at in self.late):  # a child without CPU time takes longer to be replaced
             return
-        # Another fault of the GPU can hide that its calls hang until it ends.
+        # Until it ends, another fault of the GPU can hide the hang of its calls.
         if hangs and any(t - HUNG_GPU_FOUND_SECONDS < at <= t for one in lately for at in (one.at, one.end)):
             return
         others = [gpu for gpu in self.world.at(t).gpus if gpu.index not in faulty]
@@ -272,7 +272,7 @@ class Judge(PageChecks):
         self.expect("a fault of one GPU is its own", not wrong, t, f"GPU {faulty} is faulty; {'; '.join(wrong)}")
 
     def is_well(self, page: Page, t: float) -> str:
-        """Say what keeps a page from being the whole truth; empty when nothing does."""
+        """Return the first difference between a page and the truth; empty without one."""
         truth = self.world.at(t)
         seen = {carried["uuid"]: bool(value) for carried, value in page.rows("gpu_up")}
         expected = page.one("gpu_devices", state="expected") or 0
@@ -296,7 +296,7 @@ class Judge(PageChecks):
         return ""
 
     def shares(self, page: Page, t: float) -> None:
-        """Hold what steady pods were measured to have done to what they did, over all that was measured."""
+        """Compare the metered activity of steady pods with the true one, over all measured time."""
         measured = {name: [0.0, 0.0] for name in STEADY}
         for place, kind in enumerate(("active", "idle")):
             for carried, value in page.rows(f"gpu_pod_{kind}_seconds_total"):
@@ -306,12 +306,12 @@ class Judge(PageChecks):
             if active + idle > 1.0:
                 ratio = active / (active + idle)
                 low, high = STEADY[pod]
-                told = f"{pod} {ratio:.3f} of {active + idle:.1f} s, truth {low} to {high}"
-                self.expect("metered as busy as it was", low - SHARE_RATIO <= ratio <= high + SHARE_RATIO, t, told)
+                message = f"{pod} {ratio:.3f} of {active + idle:.1f} s, truth {low} to {high}"
+                self.expect("metered as busy as it was", low - SHARE_RATIO <= ratio <= high + SHARE_RATIO, t, message)
 
 
 def _least(truths: list[NodeTruth]) -> dict[tuple[str, str], float]:
-    """The least activity by (device, pod) over all instants; of the device itself where the pod is empty."""
+    """Return the least activity by (device, pod) over all instants; an empty pod stands for the device."""
     least: dict[tuple[str, str], float] = {}
     for number, truth in enumerate(truths):
         loads = dict(_loads(truth))

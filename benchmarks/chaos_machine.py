@@ -1,4 +1,4 @@
-"""The machine under chaos: a wall clock that is set, a disk that hangs, and what an agent takes of it."""
+"""The machine under chaos: a wall clock with steps, a disk that hangs, and the resource use of an agent."""
 
 import contextlib
 import mmap
@@ -30,11 +30,11 @@ def built_clock(directory: Path) -> Path | None:
 
 
 class Machine:
-    """Clock and disk of one node; a context.
+    """Clock and disk of one node; a context manager.
 
     Args:
-        directory: Of the node.
-        clock: The library, if there is one.
+        directory: Directory of the node.
+        clock: The library, if it exists.
     """
 
     def __init__(self, directory: Path, clock: Path | None) -> None:
@@ -44,48 +44,48 @@ class Machine:
             self._control = mmap.mmap(file.fileno(), _CONTROL_BYTES)
         preload = {"LD_PRELOAD": str(clock)} if clock else {}
         self.environment = {**os.environ, **preload, "CHAOS_CONTROL": str(path)}
-        """What puts a process on this machine."""
+        """Environment that places a process on this machine."""
 
     def __enter__(self) -> Self:
         """Return the machine."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the disk go on."""
+        """Release the disk."""
         self.hang(hangs=False)
         self._control.close()
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock to be off by so much from now on."""
+        """Set the offset of the wall clock in seconds."""
         self._control[0:8] = struct.pack("q", int(seconds * 1e9))
 
     def hang(self, *, hangs: bool) -> None:
-        """Let no fsync return, or let them go on."""
+        """Block every fsync, or release all of them."""
         self._control[8:16] = struct.pack("q", int(hangs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """What an agent and its children take."""
+    """Resource use of an agent and its children."""
 
     threads: int
     descriptors: int
     children: int
     files: int
-    """In the state directory."""
+    """Files in the state directory."""
     series: int
-    """Of what is there."""
+    """Series of live objects."""
     memory_kib: int
-    """Of all its processes; what they share counts once (PSS)."""
+    """Memory of all its processes; shared memory counts once (PSS)."""
 
 
 def weigh(pid: int, state: Path, series: int) -> Weight | None:
-    """What the agent takes now; ``None`` where it is gone.
+    """Return the resource use of the agent now; ``None`` if it has ended.
 
     Args:
-        pid: Of the agent.
+        pid: Process id of the agent.
         state: Its state directory.
-        series: How many of its newest page's tell of what is there.
+        series: Number of series of live objects on its newest page.
     """
     try:
         own = Path(f"/proc/{pid}")
@@ -108,7 +108,7 @@ def _pss_kib(pid: int) -> int:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may be gone; 0 is none."""
+    """Send a signal to a process that may have ended; 0 means no process."""
     if pid:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

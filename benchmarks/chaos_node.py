@@ -1,4 +1,4 @@
-"""A node under chaos: kubelet, API, disk, clock and clients around a real agent process, and what is done to them."""
+"""A node under chaos: kubelet, API, disk, clock and clients around a real agent process, and the acts on them."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ from gpu_simulator.truth import NodeTruth
 SCRAPE_SECONDS = 0.5
 LATE_SECONDS = 0.2
 SCRAPE_LIMIT_SECONDS = 10.0
-"""Prometheus waits as long by default."""
+"""Timeout of a scrape: the default of Prometheus."""
 START_SECONDS, END_SECONDS = 120.0, 30.0
-"""As the kubelet waits by default for the end."""
+"""Longest start, and longest end of an agent: the default grace period of the kubelet."""
 _PRICES = f"""currency: USD
 rows:
   - {{model: '*', instance_type: {INSTANCE_TYPE}, per_gpu_hour: {PER_GPU_HOUR}, source: chaos, as_of: 2026-01-01}}
@@ -39,7 +39,7 @@ rows:
 
 @dataclass(kw_only=True)
 class ChaosNode:
-    """One node and its agent. A context: everything it started is gone when it ends."""
+    """One node and its agent. A context manager: its exit ends every started process."""
 
     directory: Path
     world: World
@@ -47,12 +47,12 @@ class ChaosNode:
     machine: Machine
     newest: Page | None = None
     lost_seconds: float = 0.0
-    """How long this machine has had no time for the node's servers."""
+    """Time for which this machine had no CPU time for the node's servers."""
     _process: asyncio.subprocess.Process | None = None
     _serving: bool = False
     _started: list[asyncio.subprocess.Process] = field(default_factory=list)
     _ended: int = 0
-    _told: bool = False
+    _is_ending: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _restarting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _lasting: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class ChaosNode:
         """Make the node and start the agent."""
         self._port, self._log = free_port(0), self.directory / "agent.log"
         self._node = SimulatedNode(self.world, self.directory, time.monotonic, self.world.plan.epoch_monotonic)
-        # As a Prometheus does, they come from elsewhere than a storm: clients behind one address count as one.
+        # The scraper has another address than a storm, as a Prometheus has: clients of one address count as one.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0)),
             timeout=aiohttp.ClientTimeout(total=SCRAPE_LIMIT_SECONDS),
@@ -74,7 +74,7 @@ class ChaosNode:
         self._spawn(self._watch_own_time())
         await self._start()
         for openmetrics in (False, True):
-            self._spawn(self._scrape_for_ever(openmetrics=openmetrics))
+            self._spawn(self._scrape_forever(openmetrics=openmetrics))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,11 +91,11 @@ class ChaosNode:
         await self._node.stop()
 
     def now(self) -> float:
-        """Time of the world."""
+        """Return the time of the world."""
         return time.monotonic() - self.world.plan.epoch_monotonic
 
     def truth(self) -> NodeTruth:
-        """The node now."""
+        """Return the truth of the node now."""
         return self.world.at(self.now())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -109,7 +109,7 @@ class ChaosNode:
             self.judge.note("harness", self.now(), f"{error!r}")
 
     async def _watch_own_time(self) -> None:
-        """Notice when this process gets no time: then the node's servers answer late, and no page is to blame."""
+        """Record times without CPU for this process: the node's servers then answer late; pages are not at fault."""
         while True:
             due = self.now() + 0.1
             await asyncio.sleep(0.1)
@@ -151,13 +151,13 @@ class ChaosNode:
             self._serve(*began)
 
     def _serve(self, process: asyncio.subprocess.Process, since: float) -> None:
-        """Let an agent that listens since a time of the world be the one of the node."""
-        self._process, self._told, self._serving = process, False, True
+        """Make an agent, which listens since a time of the world, the agent of the node."""
+        self._process, self._is_ending, self._serving = process, False, True
         self.judge.agent_since = since
         self._spawn(self._watch(process))
 
     async def _launch(self, port: int) -> tuple[asyncio.subprocess.Process, float] | None:
-        """Start an agent; return it and the time at which it listens, ``None`` where it never does."""
+        """Start an agent; return it and the time at which it listens, or ``None`` if it never does."""
         (self.directory / "prices.yaml").write_text(_PRICES, encoding="utf-8")
         own = next(one for one in self.truth().pods if one.owner_kind == "DaemonSet" and one.namespace == "kube-system")
         names = {"POD_NAMESPACE": own.namespace, "POD_NAME": own.name}
@@ -183,7 +183,7 @@ class ChaosNode:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        if process is self._process and not self._told:
+        if process is self._process and not self._is_ending:
             self._serving = False
             self.judge.note("agent lives", self.now(), f"it ended with code {code}: {self._last_words()}")
 
@@ -200,7 +200,7 @@ class ChaosNode:
                 await self._start()
 
     async def _overlap(self) -> None:
-        """Start another agent beside the first one, and end the first one when both have shown a page."""
+        """Start another agent next to the first one, and end the first one after both have shown a page."""
         async with self._restarting:
             port = free_port(0)
             began = await self._launch(port)
@@ -222,18 +222,18 @@ class ChaosNode:
         if process is None or process.returncode is not None:
             return False
         saved = self._all_is_saved()
-        self._told, self._serving = True, False
+        self._is_ending, self._serving = True, False
         process.send_signal(number)
         try:
             code = await asyncio.wait_for(process.wait(), END_SECONDS)
             self.judge.expect(
-                "agent ends as told",
+                "agent ends on a signal",
                 code == (-number if number == signal.SIGKILL else 0),
                 self.now(),
                 f"{number.name}: exit code {code}: {self._last_words()}",
             )
         except TimeoutError:
-            self.judge.note("agent ends as told", self.now(), f"not within {END_SECONDS:g} s of {number.name}")
+            self.judge.note("agent ends on a signal", self.now(), f"not within {END_SECONDS:g} s of {number.name}")
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGABRT)
             await process.wait()
@@ -242,13 +242,13 @@ class ChaosNode:
         return True
 
     def _all_is_saved(self) -> bool:
-        """Whether what has been shown has been saved: the last page said so, and no disk failed since long before."""
+        """Return whether all shown totals are saved: the last page reports it, and the last disk fault is long past."""
         said = self.newest is not None and self.newest.one("gpu_exporter_state_saved") == 1.0
         return said and not self._lasting[Act.DISK_HANG] and self._saved_at > self._disk_failed_at + 2.5
 
     # Clients
 
-    async def _scrape_for_ever(self, *, openmetrics: bool) -> None:
+    async def _scrape_forever(self, *, openmetrics: bool) -> None:
         accept = "application/openmetrics-text;version=1.0.0" if openmetrics else "text/plain;version=0.0.4"
         while True:
             began = time.monotonic()
@@ -258,19 +258,19 @@ class ChaosNode:
 
     async def _scrape(self, headers: dict[str, str]) -> None:
         ended = self._ended
-        told = ""
+        problem = ""
         try:
             async with self._session.get(self._url("/metrics"), headers=headers) as answer:
                 text = await answer.text()
                 if answer.status != 200:  # noqa: PLR2004 - OK
-                    told = f"status {answer.status}: {text[:200]}"
+                    problem = f"status {answer.status}: {text[:200]}"
         except (aiohttp.ClientError, TimeoutError) as error:
-            text, told = "", f"{error!r}"
+            text, problem = "", f"{error!r}"
         if not self._serving or ended != self._ended:
             return
         seen_at = self.now()
-        self.judge.expect("page served", not told, seen_at, told)
-        if not told:
+        self.judge.expect("page served", not problem, seen_at, problem)
+        if not problem:
             before = len(self.judge.violations)
             page = self.judge.look(text, seen_at)
             if len(self.judge.violations) > before:
@@ -279,10 +279,10 @@ class ChaosNode:
             if page and page.one("gpu_exporter_state_saved") == 1.0:
                 self._saved_at = seen_at
 
-    # What is done
+    # Acts
 
     async def play(self, injections: tuple[Injection, ...]) -> None:
-        """Do everything at its time; faults of the scenario happen by themselves."""
+        """Start every act at its time; the scenario produces its faults by itself."""
         known = {one.value for one in Act}
         for one in injections:
             if one.kind in known:
@@ -290,12 +290,12 @@ class ChaosNode:
                 self._spawn(self._act(one))
 
     async def until_quiet(self) -> None:
-        """Wait until nothing that was done lasts."""
-        while self._lasting.total() or self._restarting.locked():  # noqa: ASYNC110 - many ways to end, looking is plain
+        """Wait until no act lasts any more."""
+        while self._lasting.total() or self._restarting.locked():  # noqa: ASYNC110 - many ways to end
             await asyncio.sleep(0.05)
 
     async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something holds; time in which this machine had none does not count."""
+        """Wait until a condition holds; time without CPU time for this machine does not count."""
         began, lost = self.now(), self.lost_seconds
         while not holds() and self.now() - began - (self.lost_seconds - lost) < seconds:  # noqa: ASYNC110 - many ways to end
             await asyncio.sleep(0.05)
@@ -328,17 +328,17 @@ class ChaosNode:
             self._lasting[act] -= 1
 
     async def _crowd(self, seconds: float, kind: str, count: int) -> None:
-        """Let clients of a kind come for so long; each is answered or sent off."""
+        """Open clients of a kind for some seconds; each is answered or rejected."""
         options = ("--count", str(count), "--rate", "400", "--seconds", str(seconds), "--port", str(self._port))
         source = Source([kind, "--again", *options])
-        # In a loop of its own: a scraper that waits for turns of a storm would connect and then say nothing for long.
+        # A separate loop: a scraper that waits for its turn in a storm would connect and then send nothing for long.
         await asyncio.to_thread(asyncio.run, source.run())
         came = source.tally.outcomes
-        wrong = {told: number for told, number in came.items() if told.isdigit() and told not in ("200", "408", "503")}
-        self.judge.expect("a storm is served or sent off", not wrong, self.now(), f"{wrong}")
+        wrong = {key: number for key, number in came.items() if key.isdigit() and key not in ("200", "408", "503")}
+        self.judge.expect("a storm is answered or rejected", not wrong, self.now(), f"{wrong}")
 
     async def _last(self, act: Act, one: Injection) -> None:
-        """Do what lasts, and undo it, unless another of its kind still lasts."""
+        """Start a lasting act and end it, unless another of its kind still lasts."""
         stopped = self._signal_child(signal.SIGSTOP) if act is Act.CHILD_STOP else 0
         if act is Act.CLOCK:
             self._step(one.parameter)
@@ -363,7 +363,7 @@ class ChaosNode:
             self._process.send_signal(number)
 
     def _signal_child(self, number: signal.Signals) -> int:
-        """Send a signal to one of the agent's children, the one or the other; its id, 0 where there was none."""
+        """Send a signal to one of the agent's children; return its process id, or 0 without a child."""
         there = self.family()[1:]
         if not there:
             return 0
@@ -372,7 +372,7 @@ class ChaosNode:
         return pid
 
     def weigh(self) -> Weight | None:
-        """What the agent takes now; ``None`` where it is not there."""
+        """Return the resource use of the agent now; ``None`` without an agent."""
         if self._process is None or self.newest is None:
             return None
         return weigh(self._process.pid, self.directory / "state", self.newest.living())

@@ -1,4 +1,4 @@
-"""What goes wrong with a node under chaos, and when: drawn from a seed, the same for the same seed, and printable."""
+"""Faults of a node under chaos and their times: drawn from a seed, reproducible and printable."""
 
 import random
 from dataclasses import dataclass, replace
@@ -8,31 +8,31 @@ from gpu_simulator.truth import GPU_FAULTS, Fault
 
 GPUS = 4
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 3.5
-"""Of a fault that lasts."""
+"""Shortest and longest duration of a lasting fault."""
 BURSTS = 3
 CALM_SECONDS = 1.5
-"""After each burst but the last; what comes after that one lasts until the node is well."""
+"""Time without faults after each burst but the last; after that one, it lasts until the node is well."""
 _KINDS_OF_A_SEED = (10, 20)
 
 
 class Act(StrEnum):
-    """What is done to the agent and its node from outside; everything else is a ``Fault`` of the scenario."""
+    """An act on the agent and its node from outside; every other fault is a ``Fault`` of the scenario."""
 
     XID = "xid"
     CHILD_KILL = "child_kill"
     CHILD_STOP = "child_stop"
-    """A child gets SIGSTOP, and SIGCONT when it is over."""
+    """SIGSTOP to a child, and SIGCONT at the end."""
     AGENT_KILL = "agent_kill"
-    """SIGKILL, and another agent at once."""
+    """SIGKILL, and the start of another agent at once."""
     AGENT_TERM = "agent_term"
     AGENT_OVERLAP = "agent_overlap"
-    """Another agent beside the first one, which then gets SIGTERM: a rolling update with a surge."""
+    """Another agent next to the first one, which then gets SIGTERM: a rolling update with a surge."""
     HANGUP = "hangup"
     """SIGHUP: the price book is read again."""
     RELEASE = "release"
     """SIGUSR1: the driver is closed for a second."""
     CLOCK = "clock_step"
-    """The wall clock is set by ``parameter`` seconds, and back when it is over."""
+    """A step of the wall clock by ``parameter`` seconds, and back at the end."""
     DISK_HANG = "disk_hang"
     STORM = "scrape_storm"
     HALF_OPEN = "half_open"
@@ -40,7 +40,7 @@ class Act(StrEnum):
 
 
 GPU_HANG = "gpu_hang"
-"""Calls to one GPU do not return; ``Fault.HANG`` is of the whole driver."""
+"""Calls to one GPU do not return; ``Fault.HANG`` concerns the whole driver."""
 OF_ONE_GPU = GPU_FAULTS | {GPU_HANG}
 _ENGINE = (Fault.ENGINE_DOWN, Fault.ENGINE_HANG, Fault.ENGINE_SLOW, Fault.PROFILING_PAUSED)
 _PARAMETERS = {
@@ -62,7 +62,7 @@ _RARE: dict[str, int] = {
     Fault.HANG: 3,
     GPU_HANG: 1,
 }
-"""What ends the agent or its children takes all that is seen with it: no more often than this in a schedule."""
+"""Most occurrences in a schedule: an end of the agent or its children hides the effects of other faults."""
 OF_ALL_GPUS = frozenset(
     {
         *(Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_MISSING, Fault.HANG, Fault.SLOW),
@@ -75,53 +75,53 @@ OF_ALL_GPUS = frozenset(
 _NOT_DRAWN = frozenset({Fault.API_OTHER_NODE_NAME, Fault.API_UPGRADED})
 """A wrong name holds from the start, see ``WRONG_NAME_CHANCE``; an upgrade concerns claims, which this node lacks."""
 WRONG_NAME_CHANCE = 0.1
-"""Of a schedule in which the API has the node under another name than the agent, until the first burst is over."""
+"""Chance that the API has the node under a name other than the agent's until the first burst is over."""
 BEFORE_SECONDS = 3.0
-"""A schedule begins so long after the node."""
+"""Time from the start of the node to the start of a schedule."""
 ONE_GPU_CHANCE = 0.2
-"""Of a schedule in which a single GPU is faulty, and nothing that concerns the others."""
+"""Chance that a schedule has faults of a single GPU, and none that concern the other GPUs."""
 HUNG_SECONDS = (8.0, 14.0)
-"""How long a GPU's calls hang: longer than it takes to find that out, so that the others are seen to go on."""
+"""Duration of a GPU's hang: longer than its detection, so that readings of the other GPUs continue before its end."""
 CLOCK_LIKE = frozenset({Act.CLOCK, Act.DISK_HANG})
-"""They need the library in front of the agent's C library."""
+"""Acts that need the library in front of the agent's C library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
-    """One thing that goes wrong; times are seconds since the schedule's start."""
+    """One fault or act; times are seconds since the schedule's start."""
 
     kind: str
     """A ``Fault`` or an ``Act``."""
     at: float
     seconds: float = 0.0
-    """0: it happens, and does not last."""
+    """Duration; 0 for an instant."""
     gpu: int | None = None
     parameter: float = 0.0
 
     @property
     def end(self) -> float:
-        """When it is over."""
+        """Return the time at which it is over."""
         return self.at + self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Everything that goes wrong with one node."""
+    """All faults and acts of one node."""
 
     seed: int
     seconds: float
-    """When the last of it is over."""
+    """Time at which the last of them is over."""
     injections: tuple[Injection, ...]
     with_dcgm: bool
-    """Whether the node has a host engine and the agent asks it."""
+    """Whether the node has a host engine that the agent uses."""
 
 
 def kinds(*, with_dcgm: bool, without: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Everything that can go wrong.
+    """Return everything that can go wrong.
 
     Args:
         with_dcgm: Whether there is a host engine.
-        without: What this machine cannot do.
+        without: Kinds that this machine does not support.
     """
     engine = frozenset(_ENGINE)
     found: list[str] = [one for one in Fault if (with_dcgm or one not in engine) and one not in _NOT_DRAWN]
@@ -133,9 +133,9 @@ def draw(seed: int, *, faults: int = 54, seconds: float = 12.0, without: frozens
 
     Args:
         seed: Any number.
-        faults: How many things go wrong.
-        seconds: Within how long they begin.
-        without: Kinds that this machine cannot do.
+        faults: Number of faults and acts.
+        seconds: Time within which they begin.
+        without: Kinds that this machine does not support.
     """
     chance = random.Random(seed)  # noqa: S311 - a schedule, not a secret
     with_dcgm = bool(chance.randrange(2))
@@ -165,7 +165,7 @@ def draw(seed: int, *, faults: int = 54, seconds: float = 12.0, without: frozens
 
 
 def _moment(chance: random.Random, seconds: float) -> float:
-    """Some time within a burst."""
+    """Return a random time within a burst."""
     burst = chance.randrange(BURSTS)
     length = (seconds - CALM_SECONDS * (BURSTS - 1)) / BURSTS
     return round(burst * (length + CALM_SECONDS) + chance.uniform(0.0, length), 2)
@@ -188,5 +188,5 @@ def _injection(kind: str, at: float, chance: random.Random, one_gpu: int | None)
 
 
 def shifted(schedule: Schedule, seconds: float) -> tuple[Injection, ...]:
-    """Everything of a schedule, that much later."""
+    """Return the injections of a schedule, later by some seconds."""
     return tuple(replace(one, at=one.at + seconds) for one in schedule.injections)

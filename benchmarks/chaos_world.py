@@ -14,11 +14,12 @@ from gpu_simulator.truth import Fault, NodeTruth
 NODE = "sim-chaos"
 MIG_GPU = 2
 STEADY = {"steady": (0.8, 0.8), "half-a": (0.7, 1.0), "half-b": (0.4, 0.7)}
-"""Pods that are there throughout, and what part of their time they are busy throughout; where the driver has not told
-of processes yet, those who share a GPU are estimated to be as busy as the other."""
+"""Pods that exist throughout, and their least and greatest activity. Until the driver reports processes, both holders
+of the shared GPU get the same estimate.
+"""
 INSTANCE_TYPE = "sim.chaos"
 EXACT_SECONDS = 0.02
-"""Whoever asks twice within this gets one answer."""
+"""Time within which all queries get the same answer."""
 
 
 HELD_MODEL = "NVIDIA H200"
@@ -40,7 +41,7 @@ def _pod(name: str, device: dict[str, Any], activity: float, **more: object) -> 
 
 
 def _scenario(injections: tuple[Injection, ...]) -> str:
-    """Return the scenario file; between two pods on one GPU is more time than between two looks at its processes."""
+    """Return the scenario file; the gap between two pods on a GPU exceeds that between two process samples."""
     pods = [
         _pod("steady", {"gpu": 0}, 0.8, owner={"kind": "StatefulSet", "name": "steady"}),
         _pod("short", {"gpu": 1}, 0.9, owner={"kind": "Job", "name": "short"}, start=0.3, end=3.3, every=5.5),
@@ -91,25 +92,25 @@ def _scenario(injections: tuple[Injection, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a child needs to know to answer as the node's driver."""
+    """Data from which a child answers as the node's driver."""
 
     epoch_unix: float
     epoch_monotonic: float
-    """The world's time begins here; it is told by the clock that nobody sets."""
+    """Start of the world's time, on the monotonic clock."""
     scenario: str
 
     def write(self, path: Path) -> None:
-        """Keep it for other processes."""
+        """Write the plan for other processes."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @staticmethod
     def read(path: Path) -> "Plan":
-        """Return what ``write`` has kept."""
+        """Return the plan that ``write`` has written."""
         return Plan(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def plan(injections: tuple[Injection, ...], *, epoch_unix: float, epoch_monotonic: float) -> Plan:
-    """Make the plan of everything that is to happen; injections at seconds since the epoch."""
+    """Make the plan of all injections; their times are seconds since the epoch."""
     return Plan(epoch_unix=epoch_unix, epoch_monotonic=epoch_monotonic, scenario=_scenario(injections))
 
 
@@ -122,5 +123,5 @@ class World:
         self._at = lru_cache(maxsize=4096)(lambda ticks: built.at(ticks * EXACT_SECONDS))
 
     def at(self, t: float) -> NodeTruth:
-        """Return the node ``t`` seconds after the epoch, give or take a hundredth."""
+        """Return the node ``t`` seconds after the epoch, within a hundredth of a second."""
         return self._at(round(max(0.0, t) / EXACT_SECONDS))
