@@ -4,7 +4,7 @@
 
 Guided by coverage with atheris (libFuzzer), which `make fuzz` installs into .cache/fuzz/site. A target ends at its
 first finding: .cache/fuzz/crashes/ has the input, and .cache/fuzz/<target>.log the traceback. .cache/fuzz/corpus/ keeps
-the inputs that reach more; copy one that is worth it to tests/corpora/, which a test replays.
+the inputs with more coverage; copy useful ones to tests/corpora/, which a test replays.
 """
 
 import argparse
@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "fuzz"
 SITE = CACHE / "site"
 HANG_SECONDS = 10
-"""On one input."""
+"""Longest time for one input."""
 MOST_MIB = 2048
 GRACE_SECONDS = 900
-"""A busy machine may leave a process without time."""
+"""Extra time for a process without CPU time on a busy machine."""
 _EXECUTIONS = re.compile(r"number_of_executed_units: (\d+)")
 
 
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _has_finding(path: str, seconds: int) -> bool:
-    """Fuzz a target in a process of its own and print what came of it."""
+    """Fuzz a target in a separate process, print the result and return whether there is a finding."""
     log = CACHE / f"{path.replace('/', '-')}.log"
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, log.open("wb") as output:
         command = [sys.executable, __file__, f"--target={path}", f"--seconds={seconds}"]

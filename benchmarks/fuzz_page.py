@@ -1,4 +1,4 @@
-"""A node in virtual time and its agent: whatever an entry point let in becomes a page here, and that must be valid."""
+"""A node in virtual time and its agent: converts the accepted input of an entry point to a page, and checks it."""
 
 import json
 import math
@@ -30,24 +30,24 @@ _TOLERATED = 1e-6
 
 
 class BrokenPromise(Exception):  # noqa: N818 - what it is
-    """An entry point answered, and the answer is not what it promises."""
+    """The answer of an entry point breaks its contract."""
 
 
 def require(holds: bool, promise: str) -> None:  # noqa: FBT001 - as assert has it
-    """Raise where a promise does not hold."""
+    """Raise if a condition does not hold."""
     if not holds:
         raise BrokenPromise(promise)
 
 
 def require_finite(values: Iterable[float | None], what: str, *, least: float = -math.inf) -> None:
-    """Raise where a value that is shown is no number, or is less than it can be."""
+    """Raise if a shown value is no number, or is below its minimum."""
     for value in values:
         if value is not None:
             require(math.isfinite(value) and value >= least, f"{what} is {value}")
 
 
 def require_json(text: str | bytes) -> None:
-    """Raise where a document is no JSON, or has a number that JSON has not."""
+    """Raise if a document is not JSON, or has a number that JSON does not allow."""
 
     def refuse(name: str) -> None:
         raise BrokenPromise(f"{name} in a document")
@@ -56,10 +56,10 @@ def require_json(text: str | bytes) -> None:
 
 
 def node_in(folder: Path, *, since: float = 0.0) -> tuple[World, Agent]:
-    """Return a node of three GPUs (whole, shared, in two instances) with a pod on each, and its agent that starts now.
+    """Return a node of three GPUs (whole, shared, in two instances), each with a pod, and its agent, which starts now.
 
     Args:
-        folder: Of the node; the agent's state is in ``state``, and stays from one node to the next.
+        folder: Folder of the node; the agent's state is in ``state``, and stays from one node to the next.
         since: Monotonic time in seconds.
     """
     for name in ("proc", "pods"):
@@ -80,13 +80,13 @@ def node_in(folder: Path, *, since: float = 0.0) -> tuple[World, Agent]:
 
 
 def lived(world: World, agent: Agent, *, odd: tuple[GpuReading, ...] | None = None, conserved: bool = True) -> Snapshot:
-    """Let an agent sample three times and end; check its page.
+    """Run an agent for three samples, end it and check its page.
 
     Args:
         world: The node.
         agent: Its agent.
-        odd: What the first sample and the last have instead of the truth.
-        conserved: Whether the ledger was this node's own from the start.
+        odd: Values of the first and the last sample in place of the truth.
+        conserved: Whether the ledger belongs to this node from the start.
     """
     for number in range(3):
         world.pass_time(1.0)
@@ -102,7 +102,7 @@ def lived(world: World, agent: Agent, *, odd: tuple[GpuReading, ...] | None = No
 
 
 def check_page(snapshot: Snapshot, *, conserved: bool = True) -> None:
-    """The page is valid in both formats, no series is there twice, shares and totals are possible; as JSON, too."""
+    """Check the page in both formats and as JSON: it is valid, series are unique, shares and totals are possible."""
     shown = families(snapshot, ExpositionOptions())
     for openmetrics in (False, True):
         try:

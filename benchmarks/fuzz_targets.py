@@ -1,4 +1,4 @@
-"""What is fuzzed: each entry point for foreign input in which fuzzing found faults, with what must hold of its answer.
+"""Fuzz targets: each entry point for foreign input in which fuzzing found faults, and the conditions on its answer.
 
 Hypothesis has strategies for the others: the kubelet's answers, cgroups, device ids, collectors, DCGM's values, the
 store, and Kubernetes objects, next to their tests.
@@ -56,23 +56,23 @@ Run = Callable[[bytes], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An entry point: ``run`` takes bytes as the product would and raises what is found."""
+    """An entry point: ``run`` passes bytes as the product does, and raises an exception for a finding."""
 
     family: str
     name: str
     run: Run
     allowed: tuple[type[Exception], ...]
-    """What it documents that it raises."""
+    """Exceptions that the entry point documents."""
     most_bytes: int
 
     @property
     def path(self) -> str:
-        """``family/name``."""
+        """Return ``family/name``."""
         return f"{self.family}/{self.name}"
 
     @property
     def seeds(self) -> Path:
-        """Folder of the kept inputs of its family."""
+        """Return the folder of the kept inputs of its family."""
         return CORPORA / self.family
 
     def inputs(self) -> list[Path]:
@@ -81,11 +81,11 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {}
-"""By path."""
+"""Targets by path."""
 
 
 def target(family: str, name: str, *allowed: type[Exception], most_bytes: int = 4096) -> Callable[[Run], Run]:
-    """Enter a function as a target."""
+    """Register a function as a target."""
 
     def enter(run: Run) -> Run:
         one = Target(family=family, name=name, run=run, allowed=allowed, most_bytes=most_bytes)
@@ -99,7 +99,7 @@ class Scratch:
     """A folder for the files that entry points read."""
 
     directory: Path | None = None
-    """Set by a test; otherwise made at the first use."""
+    """Folder that a test sets; otherwise created at the first use."""
 
     @classmethod
     def folder(cls) -> Path:
@@ -117,7 +117,7 @@ class Scratch:
 
 
 class _Unexpected(logging.Handler):
-    """Keeps what the product caught as a last resort: it continues, and an input that does that is a finding."""
+    """Keeps exceptions that the product catches as a last resort to continue: their input is a finding."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -132,19 +132,19 @@ UNEXPECTED = _Unexpected()
 
 
 def quiet() -> None:
-    """Log nothing, but keep what was logged with its exception."""
+    """Log nothing, but keep records with an exception."""
     root = logging.getLogger()
     root.handlers = [UNEXPECTED]
     root.setLevel(logging.ERROR)
 
 
 def run(one: Target, data: bytes) -> None:
-    """Put an input to a target; whatever it raises is a finding."""
+    """Pass an input to a target; raise an exception for a finding."""
     UNEXPECTED.error = None
     try:
         one.run(data)
-    except one.allowed as told:
-        check_message(told)
+    except one.allowed as refused:
+        check_message(refused)
     if UNEXPECTED.error is not None:
         raise UNEXPECTED.error
 
@@ -161,7 +161,7 @@ def check_message(error: Exception) -> None:
 
 @target("wire", "page", SourceError, most_bytes=8192)
 def _page(data: bytes) -> None:
-    """A line of a child becomes a page."""
+    """Convert a line of a child to a page."""
     message = wire.decode(data)
     world, agent = node_in(Scratch.folder() / "wire")
     if isinstance(message, Reading):
@@ -174,7 +174,7 @@ def _page(data: bytes) -> None:
     StateFile(Scratch.folder() / "wire" / "state").path.unlink(missing_ok=True)
 
 
-# ---- yaml: what people and programs write
+# ---- yaml: files from people and programs
 
 
 @target("yaml", "config", ConfigError)
@@ -205,7 +205,7 @@ def _scenario(data: bytes) -> None:
             require_finite((gpu.power_watts,), "a power", least=0.0)
 
 
-# ---- state: the file of the ledger, of this release or another, on a disk that damaged it
+# ---- state: the file of the ledger, from this release or another, or damaged by the disk
 
 
 def _folder() -> Path:
@@ -218,7 +218,7 @@ def _folder() -> Path:
 
 @target("state", "content", most_bytes=8192)
 def _content(data: bytes) -> None:
-    """What stands in a file whose checksum is right: a release of another time wrote it, or somebody did by hand."""
+    """Read content under a correct checksum: from another release, or edited by hand."""
     folder = _folder()
     file = written(folder, data)
     as_read = file.path.read_bytes()
@@ -227,12 +227,12 @@ def _content(data: bytes) -> None:
     save_now(agent.metering, NOW + 30, 30.0)
     agent.end()
     require("kept as" in (agent.metering.problem or "kept as"), f"not saved: {agent.metering.problem}")
-    if file.path.read_bytes() != as_read:  # else nothing was metered, and there was nothing to save
+    if file.path.read_bytes() != as_read:  # otherwise nothing was metered, and there was nothing to save
         _reread(folder)
 
 
 def written(folder: Path, state: bytes) -> StateFile:
-    """A file of this state, its checksum right."""
+    """Return a file with this state and a correct checksum."""
     checksum = hashlib.sha256(b"%d\n" % VERSION + state).hexdigest().encode()
     file = StateFile(folder)
     file.path.write_bytes(b'{"version":%d,"sha256":"%b","state":%b}\n' % (VERSION, checksum, state))
@@ -240,7 +240,7 @@ def written(folder: Path, state: bytes) -> StateFile:
 
 
 def _reread(folder: Path) -> None:
-    """What was saved is read again, and says the same."""
+    """Check that the saved state reads back unchanged."""
     saved = StateFile(folder).load()
     if saved is None:
         raise BrokenPromise("nothing was saved")
@@ -250,14 +250,14 @@ def _reread(folder: Path) -> None:
 
 
 def state_of_a_node(folder: Path) -> bytes:
-    """What a node's state is, without version and checksum; ``folder`` is empty."""
+    """Return the state of a node, without version and checksum; ``folder`` is empty."""
     world, agent = node_in(folder)
     lived(world, agent)
     agent.end()
     return encode(StateFile(folder / "state").load() or {}).partition(b'"state":')[2].removesuffix(b"}\n")
 
 
-# ---- api: lists and watches as a Kubernetes API sends them
+# ---- api: lists and watches as from a Kubernetes API
 
 
 _RULES = OwnerRules(
@@ -267,22 +267,22 @@ _WANTED = wanted_annotations(_RULES)
 
 
 class _Over(BaseException):
-    """Everything that there was has been read; nothing may catch it."""
+    """All bodies have been read; no code may catch it."""
 
 
 class _Content:
-    """A body in two pieces, as a network cuts it."""
+    """A body in two pieces, as from a network."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._lines = io.BytesIO(body)
 
     async def readline(self, *, max_line_length: int) -> bytes:
-        """Give a line, which the body's own size limits."""
+        """Return a line, which the size of the body limits."""
         return self._lines.readline(max_line_length)
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Give the pieces."""
+        """Yield the pieces."""
         middle = len(self._body) // 2
         for piece in (self._body[:middle], self._body[middle:]):
             if piece:
@@ -290,7 +290,7 @@ class _Content:
 
 
 class FedApi(ApiClient):
-    """The client with bodies put in where HTTP gives them, one per request."""
+    """The client, with bodies in place of HTTP answers, one per request."""
 
     def __init__(self, bodies: list[bytes]) -> None:
         super().__init__(Credentials(environ={}, service_account=Scratch.folder()), random=lambda: 0.5)
@@ -308,7 +308,7 @@ async def _end(_seconds: float) -> None:
 
 
 async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
-    """Pods after these answers of a server, until there are no more."""
+    """Return the pods after the answers of a server, until no answer is left."""
     pods: ListWatch[PodMetadata] = ListWatch(
         client=FedApi(bodies),
         path="/api/v1/pods",
@@ -325,24 +325,24 @@ async def followed(bodies: list[bytes]) -> ListWatch[PodMetadata]:
 
 @target("api", "watch")
 def _watch(data: bytes) -> None:
-    """A list's body, then a watch's lines behind the first line's end."""
+    """Read a list's body, the first line, and a watch's lines after it."""
     listed, _, events = data.partition(b"\n")
     pods = asyncio.run(followed([listed, events]))
     if pods.problem:
         check_message(ApiError("", pods.problem))
 
 
-# ---- prometheus: answers that are read over HTTP, and an agent's ledger
+# ---- prometheus: answers over HTTP, and an agent's ledger
 
 
 _SETTINGS = PrometheusSettings(url="http://prometheus:9090", retries=0)
 _START = 1_790_812_800
 WINDOW = Window(start_seconds=_START, end_seconds=_START + 86_400 + 3600, label="2026-10-01")
-"""A day and an hour: asked for by a range and by an instant query, or by two instant ones."""
+"""A day and an hour: needs a range query and an instant query, or two instant queries."""
 
 
 class FedPrometheus(PrometheusClient):
-    """The client with bodies put in where HTTP gives them, in turn."""
+    """The client, with bodies in place of HTTP answers, in turn."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(_SETTINGS, random=lambda: 0.5)
@@ -362,7 +362,7 @@ def _check(figures: Figures) -> None:
 
 @target("prometheus", "ledger", PrometheusError)
 def _ledger(data: bytes) -> None:
-    """Bodies of answers, a line each, in turn: what was read is written in every form."""
+    """Read bodies of answers, one per line, in turn, and write the result in every form."""
     ledger = asyncio.run(PrometheusLedger(FedPrometheus(data)).ledger(WINDOW, frozenset(LineKey._fields)))
     for chunk in ledger.chunks:
         require_finite(chunk.capacity_seconds.values(), "a capacity", least=0.0)
@@ -381,7 +381,7 @@ def _ledger(data: bytes) -> None:
 
 @target("prometheus", "series", PrometheusError)
 def _series(data: bytes) -> None:
-    """Instant queries, decoded; and pods of the live series."""
+    """Decode instant queries, and read the pods of the live series."""
 
     async def ask() -> None:
         for sample in await FedPrometheus(data).instant("up", None):
@@ -395,7 +395,7 @@ def _series(data: bytes) -> None:
 
 @target("prometheus", "agent", ExporterError, most_bytes=8192)
 def _ledger_of_agent(data: bytes) -> None:
-    """The body of an agent's answer to /api/v1/ledger."""
+    """Read the body of an agent's answer to /api/v1/ledger."""
     document = agent_client.document_of(data, "http://node-a:9400")
     report = node_report.read(document, "http://node-a:9400")
     _check(report.report("owner").total)
@@ -421,7 +421,7 @@ _TABLES = (
 
 @target("http", "query", ConfigError, most_bytes=1024)
 def _query(data: bytes) -> None:
-    """A query string, to every table of parameters and to the pages; the last that refuses it says why."""
+    """Pass a query string to every table of parameters and to the pages; raise the last refusal."""
     pairs = list(URL("/?" + data.decode("utf-8", "surrogateescape"), encoded=True).query.items())
     refused: ConfigError | None = None
     for table in _TABLES:

@@ -6,7 +6,7 @@ from pathlib import Path
 from exporter.kube import credentials
 
 if __name__ == "__main__":
-    # A pod has it in a folder that only root could make here. Those who use it are imported by the command line.
+    # A pod has this folder at a path that only root can create here. The command line imports the modules that use it.
     credentials.SERVICE_ACCOUNT = Path(sys.argv[1])
     del sys.argv[1:5]
     from exporter.cli import main

@@ -1,4 +1,4 @@
-"""What a second scraper, the sampler and the memory notice of clients that are many, slow or odd."""
+"""Measures the effect of many, slow or odd clients on a second scraper, on the sampler and on the memory."""
 
 import argparse
 import http.client
@@ -35,19 +35,19 @@ ELSEWHERE = ("--source", "127.0.9.9")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Clients of one kind, and how many."""
+    """Clients of one kind, and their number."""
 
     name: str
     arguments: tuple[str, ...]
-    """Of each source."""
+    """Arguments of each source."""
     count: int = FLOOD
-    """In all, at a time."""
+    """Clients at a time, over all sources."""
     sources: int = 4
     rate: int = 2000
-    """New ones a second, in all."""
+    """New clients a second, over all sources."""
     tls: bool = False
     descriptors: int | None = None
-    """Most files of the agent."""
+    """Limit of open files of the agent."""
 
 
 SCENARIOS = (
@@ -79,8 +79,8 @@ SCENARIOS = (
 )
 
 
-class Told(NamedTuple):
-    """What clients of the scenario, a second scraper and a look at the process found."""
+class Results(NamedTuple):
+    """Results of the scenario's clients, of a second scraper, and of the readings of the process."""
 
     outcomes: Counter[str]
     opened: int
@@ -92,8 +92,8 @@ class Told(NamedTuple):
     descriptors: int
 
 
-def watch(agent: AgentProcess, context: ssl.SSLContext | None, sources: list[subprocess.Popen[str]]) -> Told:
-    """Scrape with a fresh connection each, and look at the process, until the sources have ended."""
+def watch(agent: AgentProcess, context: ssl.SSLContext | None, sources: list[subprocess.Popen[str]]) -> Results:
+    """Scrape with a new connection each, and read the process, until the sources have ended."""
     latencies, failures, samples = list[float](), Counter[str](), list[float]()
     url, process = f"http{'s' if context else ''}://localhost:{agent.port}/metrics", Path(f"/proc/{agent.process.pid}")
     descriptors = 0
@@ -111,11 +111,11 @@ def watch(agent: AgentProcess, context: ssl.SSLContext | None, sources: list[sub
         descriptors = max(descriptors, len(list((process / "fd").iterdir())))
         time.sleep(SCRAPE_SECONDS)
     peak = re.findall(r"VmHWM:\s+(\d+)", (process / "status").read_text(encoding="ascii"))
-    told = [json.loads(source.communicate()[0].splitlines()[-1]) for source in sources]
-    return Told(
-        outcomes=sum((Counter(one["outcomes"]) for one in told), Counter()),
-        opened=sum(one["opened"] for one in told),
-        most_open=sum(one["most_open"] for one in told),
+    tallies = [json.loads(source.communicate()[0].splitlines()[-1]) for source in sources]
+    return Results(
+        outcomes=sum((Counter(one["outcomes"]) for one in tallies), Counter()),
+        opened=sum(one["opened"] for one in tallies),
+        most_open=sum(one["most_open"] for one in tallies),
         latencies=latencies,
         failures=failures,
         samples=samples,
@@ -125,7 +125,7 @@ def watch(agent: AgentProcess, context: ssl.SSLContext | None, sources: list[sub
 
 
 def measure(scenario: Scenario, folder: Path, seconds: float) -> str:
-    """Return a row of the table."""
+    """Measure a scenario; return its row of the table."""
     options = ["--simulate", "a100-mig"]
     context = None
     if scenario.tls:
@@ -133,14 +133,14 @@ def measure(scenario: Scenario, folder: Path, seconds: float) -> str:
         options += ["--web-config", str(web_file(folder, tls={}))]
     prefix = ("sh", "-c", f'ulimit -n {scenario.descriptors or "$(ulimit -Hn)"}; exec "$@"', "sh")
     with running_agent(*options, prefix=prefix) as agent:
-        time.sleep(3)  # the first samples, and what is loaded with them
+        time.sleep(3)  # the first samples, and the modules that they load
         before, began = len(agent.lines), time.monotonic()
-        told = watch(agent, context, started(scenario, agent.port, seconds))
-        return row(scenario, told, time.monotonic() - began, len(agent.lines) - before)
+        results = watch(agent, context, started(scenario, agent.port, seconds))
+        return row(scenario, results, time.monotonic() - began, len(agent.lines) - before)
 
 
 def started(scenario: Scenario, port: int, seconds: float) -> list[subprocess.Popen[str]]:
-    """Its sources, as processes that leave the others the CPU first."""
+    """Start its sources, as processes with a lower CPU priority than the others."""
     each = ["--count", str(max(1, scenario.count // scenario.sources)), "--rate", str(scenario.rate / scenario.sources)]
     each += ["--seconds", str(seconds), "--port", str(port)]
     return [
@@ -153,21 +153,21 @@ def started(scenario: Scenario, port: int, seconds: float) -> list[subprocess.Po
     ]
 
 
-def row(scenario: Scenario, told: Told, lasted: float, lines: int) -> str:
-    """Return what was seen, as a row of the table."""
-    asked = len(told.latencies) + told.failures.total()
-    p50, p99 = (1000 * percentile(tuple(told.latencies) or (math.nan,), percent) for percent in (50, 99))
-    gap = max((later - earlier for earlier, later in pairwise(told.samples)), default=math.nan)
-    failed = ", ".join(f"{count} {name}" for name, count in told.failures.items())
+def row(scenario: Scenario, results: Results, lasted: float, lines: int) -> str:
+    """Return the results as a row of the table."""
+    asked = len(results.latencies) + results.failures.total()
+    p50, p99 = (1000 * percentile(tuple(results.latencies) or (math.nan,), percent) for percent in (50, 99))
+    gap = max((later - earlier for earlier, later in pairwise(results.samples)), default=math.nan)
+    failed = ", ".join(f"{count} {name}" for name, count in results.failures.items())
     cells = (
         scenario.name,
-        f"{told.opened} / {told.most_open}",
-        f"{len(told.latencies)} / {asked}" + (f" ({failed})" if failed else ""),
+        f"{results.opened} / {results.most_open}",
+        f"{len(results.latencies)} / {asked}" + (f" ({failed})" if failed else ""),
         f"{p50:.0f} / {p99:.0f}",
-        f"{len(told.samples)} / {lasted:.0f}, {gap:.1f} s",
-        f"{told.rss_kib / 1024:.0f}",
-        str(told.descriptors),
-        ", ".join(f"{name}: {count}" for name, count in sorted(told.outcomes.items())) or "-",
+        f"{len(results.samples)} / {lasted:.0f}, {gap:.1f} s",
+        f"{results.rss_kib / 1024:.0f}",
+        str(results.descriptors),
+        ", ".join(f"{name}: {count}" for name, count in sorted(results.outcomes.items())) or "-",
         str(lines),
     )
     return f"| {' | '.join(cells)} |"
@@ -176,11 +176,11 @@ def row(scenario: Scenario, told: Told, lasted: float, lines: int) -> str:
 def main() -> None:
     """Measure every scenario with a fresh process each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each scenario")
-    parser.add_argument("--only", default="", help="scenarios whose name has this")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each scenario")
+    parser.add_argument("--only", default="", help="scenarios with this text in their name")
     options = parser.parse_args()
     print("| clients | opened / at a time | scrapes ok | p50 / p99, ms | samples / s, longest gap", end="")
-    print(" | RSS peak, MiB | descriptors | what became of them | log lines |")
+    print(" | RSS peak, MiB | descriptors | outcomes | log lines |")
     print("|---|---|---|---|---|---:|---:|---|---:|")
     with tempfile.TemporaryDirectory() as name:
         for scenario in SCENARIOS:

@@ -1,4 +1,4 @@
-"""Clients of one kind in one process, as many and as fast as it is told, and what became of them, as JSON."""
+"""Opens clients of one kind in one process, at the given number and rate, and prints their outcomes as JSON."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ENOUGH = 200
-"""Clients after which it says that it has begun."""
+"""Clients after which it prints that it has begun."""
 PIECE = b"y" * 65_536
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n%s\r\n"
@@ -56,26 +56,26 @@ ODD: Final = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     bytes(range(256)),
 )
-"""Each is sent as it stands, and then the client waits."""
+"""Requests; the client waits after each."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the clients."""
+    """Outcomes of the clients."""
 
     opened: int = 0
     open: int = 0
     most_open: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    """By status; ``ended``: sent off without an answer; ``unheard``: not let in; ``broken``: no whole page."""
+    """Outcomes by status; ``ended``: closed without an answer; ``unheard``: not accepted; ``broken``: no whole page."""
 
 
 class Source:
     """Opens clients of one kind until the time is over.
 
     Args:
-        arguments: Of the command line.
-        on_begun: What to do once there are many.
+        arguments: Arguments of the command line.
+        on_begun: Call after the first clients have been opened.
     """
 
     def __init__(self, arguments: Sequence[str], on_begun: Callable[[], None] = lambda: None) -> None:
@@ -91,7 +91,7 @@ class Source:
         self.random = random.Random(options.seed)  # noqa: S311 - a choice of inputs
 
     async def run(self) -> None:
-        """Hold up to ``count`` clients, opened at ``rate``, for ``seconds``; then let go of all."""
+        """Hold up to ``count`` clients, opened at ``rate``, for ``seconds``; then close all."""
         options, tasks, begun = self.options, set[asyncio.Task[None]](), False
         began = time.monotonic()
         while (
@@ -118,11 +118,11 @@ class Source:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Do as if the time were over."""
+        """End as if the time were over."""
         self.stopped = True
 
     async def client(self, number: int) -> None:
-        """One client, from its connection to its end."""
+        """Run one client, from its connection to its end."""
         options, tally = self.options, self.tally
         try:
             async with asyncio.timeout(20):
@@ -145,10 +145,10 @@ class Source:
         tally.outcomes[outcome] += 1
 
     async def connected(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection from an address.
+        """Return a connection from an address.
 
         Raises:
-            OSError: There is none to be had.
+            OSError: No connection is available.
         """
         own = socket.socket()
         try:
@@ -167,7 +167,7 @@ class Source:
         )
 
     async def behave(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Do what clients of this kind do; how it ended."""
+        """Act as a client of this kind; return the outcome."""
         kind = self.options.kind
         if kind == "scrapes":
             return await self.scrape(reader, writer)
@@ -195,7 +195,7 @@ class Source:
         return status(said)
 
     async def scrape(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Scrapes over one connection; each has to be a whole page."""
+        """Scrape over one connection; each answer must be a whole page."""
         while True:
             writer.write(GET % PACKED)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -209,7 +209,7 @@ class Source:
             await asyncio.sleep(self.options.pause)
 
     async def read_slowly(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """A page in plain text, a few bytes a second."""
+        """Read a page in plain text, a few bytes a second."""
         writer.write(GET % b"")
         said = piece = await reader.read(16)
         while piece:
@@ -218,7 +218,7 @@ class Source:
         return status(said)
 
     async def pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """100 MB of what nobody asked for, and then what is said to it."""
+        """Send 100 MB that no server expects; return the status of the answer."""
         head = {
             "line": GET[: -len(b"%s\r\n")] + b"X: ",
             "headers": GET[: -len(b"%s\r\n")],
@@ -234,12 +234,12 @@ class Source:
 
 
 def status(said: bytes) -> str:
-    """The status of an answer."""
+    """Return the status of an answer."""
     return said[9:12].decode("ascii", "replace") if said.startswith(b"HTTP/1.") else "ended"
 
 
 def hello() -> bytes:
-    """What a TLS client says first."""
+    """Return the first message of a TLS client."""
     outgoing = ssl.MemoryBIO()
     context = ssl.create_default_context()
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -248,7 +248,7 @@ def hello() -> bytes:
 
 
 async def drip(writer: asyncio.StreamWriter) -> None:
-    """A byte a second."""
+    """Send a byte a second."""
     while True:
         await asyncio.sleep(1)
         writer.write(b"x")
@@ -260,11 +260,11 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--count", type=int, default=100, help="clients at a time")
-    parser.add_argument("--rate", type=float, default=1e6, help="new ones a second")
+    parser.add_argument("--rate", type=float, default=1e6, help="new clients a second")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two scrapes of one client")
-    parser.add_argument("--again", action="store_true", help="open another one for each that ends")
-    parser.add_argument("--source", nargs="+", default=["127.0.0.1"], help="addresses to come from")
+    parser.add_argument("--again", action="store_true", help="open another client for each that ends")
+    parser.add_argument("--source", nargs="+", default=["127.0.0.1"], help="source addresses")
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
@@ -276,7 +276,7 @@ async def _run(source: Source) -> None:
 
 
 def main() -> int:
-    """Be a source."""
+    """Run a source."""
     source = Source(sys.argv[1:], lambda: print("begun", flush=True))
     asyncio.run(_run(source))
     tally = source.tally

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WARM_UP_SECONDS = 12.0
-"""In its first ten seconds the agent also makes up for its start: first lists, first save, first collections."""
+"""Time for the agent's start: in its first ten seconds it also makes its first lists, save and collections."""
 SCRAPES, PAUSE_SECONDS = 200, 0.02
 TIMEOUT_SECONDS = 10.0
 
@@ -23,27 +23,24 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+) (\d+) ")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Resident pages of one process in bytes, those of files only where no process before it had them."""
+    """Resident pages of one process in bytes; pages of files only if no process before it has them."""
 
     private_bytes: int
-    """Not shared with any process."""
+    """Private pages: not shared with any process."""
     file_bytes: int
-    """Pages of files as they are on the disk."""
+    """Pages of files, unchanged."""
 
     @property
     def size_bytes(self) -> int:
-        """Return all of it."""
+        """Return the sum."""
         return self.private_bytes + self.file_bytes
 
 
 def alone(pids: Iterable[int]) -> tuple[Held, ...]:
-    """Return what each process holds, were they the only ones on the machine; ``pids`` in the order of precedence.
+    """Return the pages of each process as if they were alone on the machine; ``pids`` in the order of precedence.
 
-    Linux tells an owner which of its pages are present and which of them are a file's (``/proc/<pid>/pagemap``). Memory
-    that was shared by forking counts for each; ours are started by ``exec``.
-
-    Raises:
-        OSError: A process is gone or not ours.
+    Linux reports to the owner of a process which of its pages are present and which belong to a file
+    (``/proc/<pid>/pagemap``). Memory that a fork shares counts for each; the agent's processes start with ``exec``.
     """
     seen: set[tuple[str, str, int]] = set()
     return tuple(_held(pid, seen) for pid in pids)
@@ -70,30 +67,30 @@ def _held(pid: int, seen: set[tuple[str, str, int]]) -> Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What an exporter cost. It takes one sample a second, so CPU seconds per second are CPU per sample."""
+    """Cost of an exporter. It takes one sample a second, so CPU seconds per second are CPU per sample."""
 
     cpu_per_sample_seconds: float
     cpu_per_scrape_seconds: float
-    """Of a page made after a new sample, which is what a scrape interval of seconds gets; above the sampling's."""
+    """CPU of a page after a new sample, as with a scrape interval of seconds, in addition to the sampling's."""
     fresh_seconds: tuple[float, ...]
-    """Latencies of scrapes that each came after a new sample."""
+    """Latencies of scrapes, each after a new sample."""
     plain_seconds: tuple[float, ...]
     gzip_seconds: tuple[float, ...]
     page_bytes: int
     gzip_bytes: int
     series: int
     held: tuple[Held, ...]
-    """Memory per process, the parent first, were there no other programs on the machine."""
+    """Memory per process, the parent first, without other programs on the machine."""
     process_names: tuple[str, ...]
 
     @property
     def alone_bytes(self) -> int:
-        """Memory of all processes on a node where nothing else shares their pages."""
+        """Return the memory of all processes on a node where no other program shares their pages."""
         return sum(one.size_bytes for one in self.held)
 
 
 def scrape(port: int, *, gzip: bool = False) -> tuple[float, bytes]:
-    """Ask for ``/metrics`` over a new connection; return the seconds that it took and the body as sent.
+    """Request ``/metrics`` over a new connection; return the duration in seconds and the body as sent.
 
     Raises:
         OSError: nothing listens, or the answer is late.
@@ -139,12 +136,12 @@ def family(pid: int) -> tuple[int, ...]:
 
 
 def cpu(pids: Iterable[int]) -> float:
-    """Return user and system time so far of the processes in seconds, to the nanosecond, of ended threads too."""
-    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # what clock_getcpuclockid() returns for a process
+    """Return the user and system time of processes in seconds, to the nanosecond, including ended threads."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # the same as clock_getcpuclockid() of a process
 
 
 def _name_of(place: int, pid: int) -> str:
-    """Return which of the agent's processes it is."""
+    """Return the name of one of the agent's processes."""
     if place == 0:
         return "parent"
     return "child for DCGM" if b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes() else "child"
@@ -162,7 +159,7 @@ def measure(pid: int, port: int, seconds: float) -> Figures:
     count = max(1, round(seconds / 1.05))
     before = cpu(pids)
     started = time.monotonic()
-    # A little more than the sample interval: never the same snapshot twice, at every phase of it.
+    # Slightly longer than the sample interval: a new snapshot each time, at every phase of the interval.
     fresh = scrapes(port, count=count, pause_seconds=1.05)
     spent = cpu(pids) - before
     per_scrape = max(0.0, spent - idle_rate * (time.monotonic() - started)) / count

@@ -1,4 +1,4 @@
-"""What a running Prometheus reports of its rules: how long they take, what they record, what it needs; as tables."""
+"""Reads from a running Prometheus what its rules take and record, and its resource use; prints tables."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ CPU, ALLOCATED, HEAP = "process_cpu_seconds_total", "go_memstats_alloc_bytes_tot
 CYCLES, GOAL = "go_gc_duration_seconds_count", "go_memstats_next_gc_bytes"
 FORCED_CYCLES = 3
 FREE_PART = 0.3
-"""Of the growth between two garbage collections: the next one begins within this part before its goal."""
+"""Part of the growth between two garbage collections: the next one begins within this part before its goal."""
 ENOUGH_SECONDS, MOST_EVALUATIONS, MOST_DIRTY = 0.3, 10, 3
 
 
 class Cost(NamedTuple):
-    """CPU seconds, without garbage collection, and bytes that are allocated."""
+    """CPU seconds, without garbage collection, and allocated bytes."""
 
     cpu: float
     allocated: float
 
 
 class Meter:
-    """What expressions cost a server, apart from its garbage collection, which is charged by the bytes allocated.
+    """Measures the cost of expressions, without garbage collection, which is charged by the bytes allocated.
 
     A collection of a large heap takes seconds, and begins during whichever evaluation allocates the last byte.
     """
@@ -43,9 +43,9 @@ class Meter:
         self._nothing = self.cost("vector(1)")
 
     def cost(self, expression: str, at: float | None = None) -> Cost:
-        """Mean of some evaluations without garbage collection, for the server counts hundredths of a second.
+        """Return the mean of some evaluations without garbage collection: the server counts hundredths of a second.
 
-        The answer, as JSON, takes the place of the samples that a rule writes: it costs about as much.
+        The answer as JSON stands for the samples that a rule writes: its cost is about the same.
         """
         cpu = allocated = 0.0
         clean = dirty = 0
@@ -57,7 +57,7 @@ class Meter:
         return Cost(max(0.0, cpu / clean - self._nothing.cpu), max(0.0, allocated / clean - self._nothing.allocated))
 
     def _evaluate(self, expression: str, at: float | None) -> tuple[Cost, bool]:
-        """Return what one evaluation costs, less the collections in it, and whether there was none."""
+        """Return the cost of one evaluation, without the collections in it, and whether it had none."""
         limit = self._live + (1 - FREE_PART) * self._growth
         if self._prometheus.own(HEAP)[0] > (self._live + limit) / 2:
             self._prometheus.collect_garbage()
@@ -70,7 +70,7 @@ class Meter:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What was measured on one fleet; times in seconds, sizes in bytes."""
+    """Measurements on one fleet; times in seconds, sizes in bytes."""
 
     gpus: int
     pods: int
@@ -78,19 +78,19 @@ class Figures:
     series: int
     history_hours: float
     intervals: dict[str, float]
-    """Of the groups, as the rules file has them."""
+    """Intervals of the groups, as in the rules file."""
     costs: dict[tuple[str, int, str], Cost] = field(default_factory=dict)
-    """Of one evaluation, by group, place in it and name; the words of alerts are not in it."""
+    """Cost of one evaluation, by group, position and name; without the templates of alerts."""
     garbage_cpu: float = 0.0
     """CPU seconds of garbage collection for each allocated byte."""
     recorded: float = 0.0
-    """Series."""
+    """Recorded series."""
     alerts: float = 0.0
     errors: set[str] = field(default_factory=set)
     resident: tuple[float, float] = (0.0, 0.0)
-    """Before the rules and at the end."""
+    """Resident memory before the rules and at the end."""
     cores: float = 0.0
-    """Used without rules."""
+    """Cores used without rules."""
 
     def seconds(self, key: tuple[str, int, str]) -> tuple[float, float]:
         """Return CPU seconds of one evaluation of a rule, and of the garbage collection that it causes."""
@@ -98,7 +98,7 @@ class Figures:
         return cost.cpu, cost.allocated * self.garbage_cpu
 
     def percents(self, groups: Collection[str]) -> tuple[float, float]:
-        """Return what groups take of a core at their intervals: for evaluation and for garbage collection."""
+        """Return the use of a core by groups at their intervals, in percent: evaluation and garbage collection."""
         keys = [key for key in self.costs if key[0] in groups]
         parts = [[100 * seconds / self.intervals[key[0]] for seconds in self.seconds(key)] for key in keys]
         return sum(part[0] for part in parts), sum(part[1] for part in parts)

@@ -1,4 +1,4 @@
-"""What must hold of every page of an agent, whatever happened to its node: the common checks of both chaos engines."""
+"""Checks of every page of an agent, whatever happened to its node: common to both chaos engines."""
 
 import math
 import re
@@ -14,12 +14,12 @@ _SERIES = re.compile(rf"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{{{_PAIR}(?:,{_PAIR})*\}})?"
 _OF_A_POD = re.compile(r"gpu_pod_\w+_total\b")
 _LEDGER = re.compile(r'\bledger="(\w+)"')
 _PROMISED = ("gpu_ledger_", "gpu_exporter_ledger_capacity_")
-"""Counters under an identity: no agent that shows it again shows less."""
+"""Counters of an identity: an agent that shows the identity again never shows less."""
 _KEPT = "gpu_pod_"
-"""Counters that outlive an agent that has saved them."""
+"""Prefix of counters that outlive an agent after a save."""
 _HELD_BY = ("pod_uid", "container_name", "uuid")
 NEAR_SECONDS, NEAR_RATIO = 1e-6, 1e-9
-"""What two sums of many floats may differ by."""
+"""Tolerances between two sums of many floats."""
 
 
 @lru_cache(maxsize=1 << 17)  # the same series are on every page
@@ -33,18 +33,18 @@ def _labels(key: str) -> Mapping[str, str]:
 
 
 def near(one: float, other: float, absolute: float = NEAR_SECONDS) -> bool:
-    """Return whether two sums of many floats are the same."""
+    """Return whether two sums of many floats are equal."""
     return abs(one - other) <= absolute + NEAR_RATIO * max(abs(one), abs(other))
 
 
 @dataclass(slots=True)
 class Page:
-    """A page as it was served."""
+    """A page as served."""
 
     values: dict[str, float]
-    """By name and labels as they stand there."""
+    """Values by name and labels, as on the page."""
     counters: frozenset[str]
-    """Names of the families that count."""
+    """Names of the counter families."""
 
     def rows(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
         """Yield labels and value of every series of a name."""
@@ -69,7 +69,7 @@ class Page:
         return next((value for carried, value in self.rows(name) if wanted <= carried.items()), None)
 
     def living(self) -> int:
-        """Return the number of series of what is there: all but owners' totals, and those of pods that have ended.
+        """Return the number of series without the totals of owners and those of ended pods.
 
         Both stay on purpose, those of a pod for an hour.
         """
@@ -86,7 +86,7 @@ def parse(text: str) -> Page:
     """Read a page.
 
     Raises:
-        ValueError: It is not one: a series twice, a value that is no number, a broken line.
+        ValueError: The page is invalid: a duplicate series, a value that is no number, a broken line.
     """
     values: dict[str, float] = {}
     counters: set[str] = set()
@@ -120,39 +120,39 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class PageChecks:
-    """Counts checks, keeps those that failed, and compares each page with itself and with the pages before."""
+    """Counts checks, keeps the failed ones, and compares each page with itself and with the pages before."""
 
     checks: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     counts: str = ""
-    """Prefix of the counters that a fault of the node may not reset, besides those of ledgers."""
+    """Prefix of the counters that a fault of the node may not reset, in addition to those of ledgers."""
     shown: dict[str, float] = field(default_factory=dict)
     """The largest value of each counter."""
     ledgers: dict[str, float] = field(default_factory=dict)
-    """The most seconds that were shown under each identity."""
+    """Most seconds on a page under each identity."""
 
     def note(self, kind: str, t: float, what: str) -> None:
-        """Note a violation that is no check of a page."""
+        """Note a violation that is not a check of a page."""
         self.violations.append(Violation(t, kind, what))
 
     def expect(self, kind: str, right: bool, t: float, told: str = "") -> None:  # noqa: FBT001 - the point of it
-        """Count a check, and note that it failed."""
+        """Count a check, and note a failure."""
         self.checks[kind] += 1
         if not right:
             self.note(kind, t, told)
 
     def agent_began(self, *, all_was_saved: bool) -> None:
-        """Note another agent process: its own counters begin at 0, an identity goes on or is over."""
+        """Note another agent process: its own counters begin at 0; an identity continues or ends."""
         kept = (*_PROMISED, _KEPT) if all_was_saved else _PROMISED
         self.shown = {key: value for key, value in self.shown.items() if key.startswith(kept)}
 
     def read(self, text: str, t: float, most_seconds: float) -> Page | None:
-        """Check one page; return ``None`` where it is no page.
+        """Check one page; return ``None`` if it is invalid.
 
         Args:
-            text: Of the page.
-            t: When it was seen.
-            most_seconds: Of all GPUs, that any agent can have metered.
+            text: Text of the page.
+            t: Time at which it was seen.
+            most_seconds: Most seconds of all GPUs that agents can have metered.
         """
         try:
             page = parse(text)
@@ -168,7 +168,7 @@ class PageChecks:
         wrong = []
         here = page.by_ledger("gpu_exporter_ledger_capacity_seconds_total").keys()
         for key, before in self.shown.items():
-            # Of an identity on the page every series stays.
+            # Every series of an identity stays while the page shows the identity.
             found = _LEDGER.search(key) if key.startswith(_PROMISED) else None
             value = page.values.get(key, -1.0 if found and found[1] in here else math.inf)
             if value < before:
@@ -202,7 +202,7 @@ class PageChecks:
 
 
 def tables(faults: Counter[str], checks: Counter[str], violations: Iterable[Violation]) -> str:
-    """Return the tables of what was injected and of what was checked."""
+    """Return the tables of injections and checks."""
     broken = Counter(one.kind for one in violations)
     rows = [*faults.most_common(), ("**all**", faults.total())]
     lines = ["", "| fault | injected |", "|---|---:|", *(f"| {kind} | {count} |" for kind, count in rows)]

@@ -1,4 +1,4 @@
-"""A real Prometheus: samples into it over remote write, where one blob of samples serves many series, and questions."""
+"""A real Prometheus: remote writes, in which many series share one blob of samples, and queries."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ _BATCH_BYTES = 4 << 20
 _LITERAL_OF_FOUR_LENGTH_BYTES = b"\xfc"
 _LABELS, _SAMPLES, _SERIES = b"\x0a", b"\x12", b"\x0a"
 _SAMPLE_HEAD = b"\x12\x10\x09"
-"""Field 2 of a series, 16 bytes long, whose first field is a double: times of this century have six bytes."""
+"""Head of a sample: field 2 of a series, 16 bytes, and a double as its first field; current times take six bytes."""
 
 
 def _varint(value: int) -> bytes:
@@ -38,7 +38,7 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 def encode_labels(labels: Mapping[str, str]) -> bytes:
-    """The labels of a series, in order of their names as the receiver wants them; empty ones are left out."""
+    """Encode the labels of a series, sorted by name as the receiver requires, without empty ones."""
     return b"".join(
         _field(_LABELS, _field(b"\x0a", name.encode()) + _field(b"\x12", value.encode()))
         for name, value in sorted(labels.items())
@@ -47,7 +47,7 @@ def encode_labels(labels: Mapping[str, str]) -> bytes:
 
 
 def encode_samples(times_ms: Sequence[int], values: Iterable[float]) -> bytes:
-    """Samples of any series: Unix times in milliseconds, rising, and their values."""
+    """Encode samples for any series: ascending Unix times in milliseconds, and their values."""
     return b"".join(
         _SAMPLE_HEAD + struct.pack("<d", value) + b"\x10" + _varint(at)
         for at, value in zip(times_ms, values, strict=True)
@@ -63,7 +63,7 @@ class Sender:
         self._bytes = 0
 
     def add(self, labels: bytes, samples: bytes) -> None:
-        """Take the samples of one series, both parts encoded."""
+        """Add the samples of one series; both parts are encoded."""
         series = _field(_SERIES, labels + samples)
         self._waiting.append(series)
         self._bytes += len(series)
@@ -71,15 +71,15 @@ class Sender:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits.
+        """Send the pending samples.
 
         Raises:
-            RuntimeError: the receiver refuses it; its words are in the message.
+            RuntimeError: the receiver refuses them; the message has its answer.
         """
         if not self._waiting:
             return
         body = b"".join(self._waiting)
-        # Snappy's format allows blocks that are not compressed: one literal.
+        # Snappy's format allows uncompressed blocks: one literal.
         block = _varint(len(body)) + _LITERAL_OF_FOUR_LENGTH_BYTES + struct.pack("<I", len(body) - 1) + body
         headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"}
         self._connection.request("POST", "/api/v1/write", block, headers)
@@ -90,7 +90,7 @@ class Sender:
         self._waiting, self._bytes = [], 0
 
     def close(self) -> None:
-        """Close the connection; what waits is not sent."""
+        """Close the connection without sending the pending samples."""
         self._connection.close()
 
 
@@ -121,12 +121,12 @@ class Prometheus:
             yield row["metric"], [(float(at), float(value)) for at, value in row["values"]]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the rule groups with their rules, as ``/api/v1/rules`` has them."""
+        """Return the rule groups with their rules, as in ``/api/v1/rules``."""
         groups: list[dict[str, Any]] = self._get("rules")["groups"]
         return groups
 
     def own(self, *names: str) -> list[float]:
-        """Return metrics of the server itself: for each the sum over its series."""
+        """Return metrics of the server itself: for each, the sum over its series."""
         lines = self._ask("/metrics").decode().splitlines()
         return [
             sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
@@ -134,7 +134,7 @@ class Prometheus:
         ]
 
     def reload(self) -> None:
-        """Have the configuration and the rules read again."""
+        """Reload the configuration and the rules."""
         self._ask("/-/reload", b"")
 
     def collect_garbage(self) -> None:
@@ -156,7 +156,7 @@ make_blocks = fleet_support.backfill
 
 @contextmanager
 def serving(data: Path, config: str, *options: str, program: str = "prometheus") -> Iterator[Prometheus]:
-    """Run a Prometheus on a folder that takes samples of the past; its log and configuration are next to the folder."""
+    """Run a Prometheus that accepts past samples on a folder; its log and configuration are next to the folder."""
     receiver = "--web.enable-remote-write-receiver"
     with fleet_support.engine(data.parent, data, receiver, *options, program=program, config=config) as (url, _):
         yield Prometheus(url)

@@ -1,4 +1,4 @@
-"""How long `report` takes over fleets of 100 to 10,000 GPUs and 30 days, with how much memory, and how right it is."""
+"""Measures the duration, memory and accuracy of `report` over fleets of 100 to 10,000 GPUs and 30 days."""
 
 import argparse
 import os
@@ -30,12 +30,12 @@ HEADER = (
 
 
 def main() -> None:
-    """Print a table; exit 1 where a budget is not kept."""
+    """Print a table; exit with code 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[13, 125, 1000, 1250], help="sizes of the fleets")
-    parser.add_argument("--directory", type=Path, help="where to work; needs 10 GB for 1,000 nodes")
+    parser.add_argument("--directory", type=Path, help="working directory; needs 10 GB for 1,000 nodes")
     arguments = parser.parse_args()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation has its modules compiled
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installation are compiled
     print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}{HEADER}")
     kept = True
     for nodes in arguments.nodes:
@@ -64,10 +64,10 @@ def recorded(directory: Path, nodes: int) -> Iterator[tuple[FleetServer, FleetTr
 
 
 def measure(directory: Path, server: FleetServer, truth: FleetTruth, by: str) -> tuple[float, str]:
-    """Make a report; return the seconds that it took, and a row of the table.
+    """Make a report; return its duration in seconds, and a row of the table.
 
     Raises:
-        RuntimeError: It is not whole, or wrong.
+        RuntimeError: The report is incomplete, or wrong.
     """
     plan = server.plan
     forget_peak(server.process.pid)
@@ -88,12 +88,12 @@ def measure(directory: Path, server: FleetServer, truth: FleetTruth, by: str) ->
 
 
 def forget_peak(pid: int) -> None:
-    """Let the kernel measure a process' peak again."""
+    """Reset the kernel's peak memory of a process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_bytes(pid: int) -> int:
-    """Resident memory of a process at its largest since then."""
+    """Return the peak resident memory of a process since the reset."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 

@@ -1,7 +1,7 @@
-"""The waste alerts against the commonest public rules, over the corpus of tests/corpus: who is told, when, how often.
+"""Compares the waste alerts with the most common public rules, over the corpus of tests/corpus: finds, times, messages.
 
-Both see the same workloads: ours through the agent's series, the others through those of dcgm-exporter and
-kube-state-metrics. Everything is evaluated by promtool, in virtual time.
+Both evaluate the same workloads: ours through the agent's series, the others through those of dcgm-exporter and
+kube-state-metrics. promtool evaluates everything in virtual time.
 """
 
 import argparse
@@ -23,15 +23,15 @@ BUSY = frozenset({"GPUIneffective"})
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 PLATFORMS_OWN = {"kube-system", "cw-hpc-verification"}
 ADAPTER_SAMPLES = 8000.0
-"""promtool keeps at most 10,000 samples of a query, and the adapter asks for two hours of each GPU, every 30 s."""
+"""promtool keeps at most 10,000 samples of a query, and the adapter queries two hours of each GPU, every 30 s."""
 AFTER_SECONDS = 40 * 60.0
-"""An alert may outlive its cause by so much before it counts as false."""
+"""Time for which an alert may outlive its cause before it counts as false."""
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A rule, or some, and what they are shown."""
+    """One or several rules, the shapes that they evaluate and their firings."""
 
     name: str
     alerts: frozenset[str]
@@ -41,7 +41,7 @@ class Contestant:
 
 @dataclass(slots=True, kw_only=True)
 class Score:
-    """What came of it."""
+    """Results of a contestant."""
 
     wasted: int = 0
     found: list[tuple[Subject, float]] = field(default_factory=list)
@@ -49,25 +49,25 @@ class Score:
     false: list[Subject] = field(default_factory=list)
     flaps: int = 0
     messages: int = 0
-    """Alerts that fired for workloads that were found: one per set of labels."""
+    """Alerts for workloads that were found: one per set of labels."""
 
     @property
     def precision(self) -> float:
-        """Of those that were told, the part that was waste."""
-        told = len(self.found) + len(self.false)
-        return len(self.found) / told if told else 1.0
+        """Return the part of the reported workloads that was waste."""
+        reported = len(self.found) + len(self.false)
+        return len(self.found) / reported if reported else 1.0
 
     @property
     def recall(self) -> float:
-        """Of what was waste, the part that was found."""
+        """Return the part of the waste that was found."""
         return len(self.found) / self.wasted if self.wasted else 1.0
 
 
 def score(contestant: Contestant, counts: Callable[[Workload], bool]) -> Score:
-    """Hold what fired to what was waste.
+    """Compare firings with waste.
 
-    A workload is found when an alert about it fires while it is waste. It is blamed wrongly when one fires at another
-    time, or though it is no waste. So is whoever holds nothing: a GPU that is free for hours.
+    A workload is found if an alert for it fires while it is waste. It is blamed wrongly if one fires at another time,
+    or without any waste. An alert for a GPU without a holder, free for hours, counts as wrong blame, too.
     """
     index = Index(contestant.shapes)
     spans: dict[Subject, list[Span]] = {}
@@ -111,7 +111,7 @@ def _is_false(span: Span, workload: Workload) -> bool:
 
 
 def _blamed(firing: Firing, index: Index) -> Iterator[Subject]:
-    """The workloads that an alert is about: of a shared GPU, all who hold it."""
+    """Yield the workloads of an alert: for a shared GPU, those of all its holders."""
     subject = index.subject(firing, firing.episodes[0][0])
     if firing.alert != "GPUSharedIdle":
         yield subject
@@ -122,13 +122,13 @@ def _blamed(firing: Firing, index: Index) -> Iterator[Subject]:
 
 
 def undeclared(workload: Workload) -> bool:
-    """Whether nobody has said anything of a workload that a public rule could not know: class, opt-out, namespace."""
+    """Return whether a workload is without declarations that a public rule cannot know: class, opt-out, namespace."""
     opted = any(pod.alerts_off_until is not None for pod in workload.pods)
     return not workload.policy and not opted and workload.namespace not in PLATFORMS_OWN
 
 
 def contestants(shapes: Sequence[Shape]) -> Iterator[Contestant]:
-    """Evaluate everything."""
+    """Evaluate all rules; yield each contestant."""
     yield Contestant(name="ours", alerts=OURS, shapes=shapes, firings=run(shapes, (RULES,), OURS, agent_page))
     on_dcgm = ROOT / "rules" / "prometheus-rules-dcgm-exporter.yaml"
     small = [shape for shape in shapes if samples(shape) <= ADAPTER_SAMPLES]
@@ -162,9 +162,9 @@ def table(title: str, scores: Iterable[tuple[str, Score]]) -> None:
 
 
 def main() -> int:
-    """Print the tables; with ``--names`` also whom each rule missed and blamed wrongly."""
+    """Print the tables; with ``--names`` also the workloads that each rule missed or blamed wrongly."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--names", action="store_true", help="say who was missed and who was blamed wrongly")
+    parser.add_argument("--names", action="store_true", help="print the missed and the wrongly blamed workloads")
     arguments = parser.parse_args()
     if not PROMTOOL.exists():
         print("promtool is not unpacked: make install")

@@ -1,4 +1,4 @@
-"""What the rules cost a Prometheus with fleets of 100, 1,000 and 8,000 GPUs: time, recorded series, memory."""
+"""Measures the cost of the rules for a Prometheus with fleets of 100, 1,000 and 8,000 GPUs: time, series, memory."""
 
 import argparse
 import contextlib
@@ -26,26 +26,26 @@ ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 SCRAPE_SECONDS = 30
 LOOKBACK_SECONDS = 600
-"""So much is written of a series that rules do not look back on: they read its newest value."""
+"""Written past of a series without lookbacks: rules read its newest value."""
 WATCHED_SECONDS = 300
-"""Groups with a longer interval are not watched running: once a minute they would get in the way of the others."""
+"""Groups with a longer interval do not run during the measurement: once a minute they would disturb the others."""
 SETTLE_SECONDS, IDLE_SECONDS = 30, 60
 RESIDENT = "process_resident_memory_bytes"
 LEARNT_SECONDS = 9000
 OFFSET_SECONDS = 1e6
-"""What counters counted before the first sample."""
+"""Time that counters had counted before the first sample."""
 SAMPLE_BYTES = 18
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _RANGE = re.compile(r"([a-z_:][\w:]*)\s*(?:\{[^}]*\})?\s*(?:\[([\dsmhdw]+)\])?(?:\s*offset\s+([\dsmhdw]+))?")
 
 
 def seconds(duration: str) -> float:
-    """Seconds of a duration as PromQL writes it: ``1h30m``."""
+    """Return the seconds of a PromQL duration such as ``1h30m``."""
     return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)(ms|[smhdw])", duration))
 
 
 def lookbacks(rules: list[dict[str, Any]]) -> dict[str, float]:
-    """How far back the rules look on each metric, in seconds: range and offset."""
+    """Return the longest lookback of the rules on each metric, in seconds: range and offset."""
     furthest: dict[str, float] = defaultdict(float)
     for rule in rules:
         outer = max((seconds(text) for text in re.findall(r"\[([\dsmhdw]+):", rule["expr"])), default=0.0)
@@ -55,7 +55,7 @@ def lookbacks(rules: list[dict[str, Any]]) -> dict[str, float]:
 
 
 class Feeder:
-    """Writes samples up to the clock: the fleet's, and for as long as they are there those of ``recorded``."""
+    """Writes samples up to the present: those of the fleet, and those of ``recorded`` while it has series."""
 
     def __init__(self, fleet: Fleet, sender: Sender, begins: Mapping[str, float], *, epoch: int, now: float) -> None:
         self._fleet = fleet
@@ -70,7 +70,7 @@ class Feeder:
         self.samples = 0
 
     def feed(self, until: float) -> None:
-        """Write all scrapes that are due; in time slices, so that the server sees time go forwards."""
+        """Write all due scrapes, in slices of time, so that times ascend for the server."""
         while self.reached + SCRAPE_SECONDS <= until:
             end = min(self.reached // STEP_SECONDS * STEP_SECONDS + STEP_SECONDS, grid(until) + SCRAPE_SECONDS)
             self._slice(range(self.reached, end, SCRAPE_SECONDS))
@@ -90,11 +90,11 @@ class Feeder:
         self._sender.flush()
 
     def values(self, pattern: Pattern, times: Sequence[int]) -> Iterator[float]:
-        """Values of a pattern at Unix times."""
+        """Yield the values of a pattern at Unix times."""
         shape, size = pattern
         random = Random(f"{pattern}{times[0] if times else 0}")  # noqa: S311 - the same values each time
         for at in times:
-            if shape == "ramp":  # scrapes are never quite on time
+            if shape == "ramp":  # scrapes are never exactly on time
                 yield size * (at - self._epoch + OFFSET_SECONDS + random.random())
             elif shape == "noise":
                 yield size * random.uniform(0.9, 1.1)
@@ -103,7 +103,7 @@ class Feeder:
 
 
 def grid(at: float) -> int:
-    """The scrape before a time."""
+    """Return the time of the scrape before a time."""
     return int(at) // SCRAPE_SECONDS * SCRAPE_SECONDS
 
 
@@ -115,9 +115,9 @@ def learn(
     program: str,
     epoch: int,
 ) -> list[Series]:
-    """What rules record that other rules look back on, from a server with a short past: its labels and its values now.
+    """Return recorded series that other rules look back on, with labels and values, from a server with a short past.
 
-    Its past is written with the fleet's, as time goes on, and not afterwards: samples out of order are slow to read.
+    Their past is written together with the fleet's, and not afterwards: samples out of order are slow to read.
     """
     found: list[Series] = []
     with serving(program) as (_, prometheus):
@@ -142,7 +142,7 @@ def learn(
 
 @contextlib.contextmanager
 def serving(program: str) -> Iterator[tuple[Path, Prometheus]]:
-    """Run an empty Prometheus that takes remote writes; its rules are in the folder."""
+    """Run an empty Prometheus that accepts remote writes; yield the folder of its rules, and its API."""
     with tempfile.TemporaryDirectory(prefix="rules-cost-") as name:
         rules = Path(name) / "rules"
         rules.mkdir()
@@ -154,7 +154,7 @@ def serving(program: str) -> Iterator[tuple[Path, Prometheus]]:
 
 
 def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
-    """One fleet: history, then the rules for some minutes while samples go on."""
+    """Measure one fleet: history, then the rules for some minutes with further samples."""
     document = yaml.safe_load(arguments.rules.read_text(encoding="utf-8"))
     groups: list[dict[str, Any]] = document["groups"]
     back = lookbacks([rule for group in groups for rule in group["rules"]])
@@ -214,12 +214,12 @@ def measure(gpus: int, hours: float, arguments: argparse.Namespace) -> Figures:
 
 
 def at_any_time(expression: str) -> str:
-    """An expression that has a value once an hour, so that it has one now."""
+    """Return an expression with a value now, from one that has a value once an hour."""
     return re.sub(r"and on \(\) \(?minute\(\).*", "", re.sub(r"\[(\d+m):1h\]", r"[\1:1m]", expression))
 
 
 def mean_cost(meter: Meter, expression: str, interval: float) -> Cost:
-    """Cost of one evaluation; the mean over an hour where one turn of it is the expensive one."""
+    """Return the cost of one evaluation: the mean over an hour, if one evaluation in it is more expensive."""
     if "minute()" not in expression:
         return meter.cost(expression)
     hour, turns = time.time() // 3600 * 3600 - 3600, 3600 / interval
@@ -228,7 +228,7 @@ def mean_cost(meter: Meter, expression: str, interval: float) -> Cost:
 
 
 def _run(feeder: Feeder, duration: float) -> None:
-    """Continue the samples as time passes."""
+    """Continue the samples in real time."""
     end = time.time() + duration
     while time.time() < end:
         feeder.feed(time.time())
@@ -236,27 +236,25 @@ def _run(feeder: Feeder, duration: float) -> None:
 
 
 def say(text: str) -> None:
-    """What goes on, apart from the tables."""
+    """Print the progress, separately from the tables."""
     print(f"rules_cost: {dt.datetime.now(tz=dt.UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Measure each fleet and print the tables; 1 when a rule could not be evaluated."""
+    """Measure each fleet and print the tables; return 1 if a rule failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, nargs="+", default=[100, 1000, 8000], help="sizes of the fleets")
-    parser.add_argument("--minutes", type=float, default=4, help="how long each is looked at (default 4)")
+    parser.add_argument("--minutes", type=float, default=4, help="minutes of measurement for each (default 4)")
     parser.add_argument(
         "--history-hours",
         type=float,
         nargs="+",
         default=[26],
-        help="longest past that is written, per fleet (default 26)",
+        help="longest written past, per fleet (default 26)",
     )
-    parser.add_argument(
-        "--ended-owners", type=int, default=10, help="ended jobs that ledgers keep, per slot (default 10)"
-    )
+    parser.add_argument("--ended-owners", type=int, default=10, help="ended jobs in the ledgers, per slot (default 10)")
     parser.add_argument("--rules", type=Path, default=RULES, help="rules file")
-    parser.add_argument("--prometheus", default="prometheus", help="program to measure (prometheus-3 is one, too)")
+    parser.add_argument("--prometheus", default="prometheus", help="program to measure, such as prometheus-3")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{ROOT / '.tools' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     version = subprocess.run([arguments.prometheus, "--version"], check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""The series that agents on a fleet of GPUs show: pages of the agent on four kinds of simulated node, repeated."""
+"""Series of the agents on a fleet of GPUs: pages of the agent on four kinds of simulated node, repeated."""
 
 import asyncio
 import sys
@@ -23,13 +23,13 @@ from pipeline_support import AgentSettings, pipeline
 
 GPUS_PER_NODE = 8
 LIFE_SECONDS = 6 * 3600
-"""How long pods live: each is followed by one with another name, and of a Job by another Job."""
+"""Lifetime of pods: a pod with another name follows each, and for a Job's pod another Job."""
 STEP_SECONDS = 1800
-"""Pods begin and end at multiples of this, so that samples can be sent in slices."""
+"""Pods begin and end at multiples of this time, so that samples can be sent in slices."""
 APART_SECONDS = 20
-"""Between the two pages from which the values of a series are continued."""
+"""Time between the two pages from which the values of a series are continued."""
 PACE = 3600.0
-"""Owners' windows pass so much faster, so that all are full on the first page."""
+"""Speed-up of owners' windows, so that all are full on the first page."""
 TARGET = ("container", "endpoint", "instance", "job", "namespace", "pod")
 """Labels that Prometheus adds; those of a page get a prefix."""
 ONE_OF_A_KIND = frozenset({"node", "uuid", "UUID", "parent_uuid", "Hostname", "pod_name", "pod_uid", "exported_pod"})
@@ -37,7 +37,7 @@ OF_A_TEAM = frozenset({"workload_namespace", "pod_namespace", "exported_namespac
 
 
 class Pattern(NamedTuple):
-    """How a value goes: ``ramp`` by so much per second, ``level``, ``noise`` around it, ``clock`` (the time itself)."""
+    """Course of a value: ``ramp`` (per second), ``level``, ``noise`` around it, ``clock`` (the time itself)."""
 
     shape: str
     size: float
@@ -61,12 +61,12 @@ class Shown:
 
     @property
     def ends(self) -> bool:
-        """Whether it is the ledger of a Job, which stays when its last pod has ended."""
+        """Return whether it is the ledger of a Job, which stays after the end of its last pod."""
         return self.metric.startswith("gpu_ledger_") and self.labels.get("workload_kind") in {"Job", "PyTorchJob"}
 
 
 def _node(place: int) -> dict[str, Any]:
-    """A scenario; of ten nodes five train, two have a pod per GPU and a free one, two MIG instances, one shares."""
+    """Return a scenario. Of ten nodes, five train, two have a pod per GPU and a free one, two have MIG, one shares."""
     mig, shared = place in {7, 8}, place == 9  # noqa: PLR2004 - the mix
     gpu: dict[str, Any] = {"model": "h100", "count": GPUS_PER_NODE}
     if mig:
@@ -99,7 +99,7 @@ def _node(place: int) -> dict[str, Any]:
 
 
 async def _pages(place: int) -> list[dict[tuple[str, frozenset[tuple[str, str]]], float]]:
-    """Values by name and labels on two pages of the agent on a node."""
+    """Return values by name and labels on two pages of the agent on a node."""
     loaded = scenario.build(scenario_file.parse(yaml.safe_dump(_node(place)), "fleet.yaml"))
     with tempfile.TemporaryDirectory() as name:
         settings = AgentSettings(pace=PACE)
@@ -119,7 +119,7 @@ async def _pages(place: int) -> list[dict[tuple[str, frozenset[tuple[str, str]]]
 
 @cache
 def _shown(place: int) -> tuple[Shown, ...]:
-    """Return the series of a kind of node, and how their values go."""
+    """Return the series of a kind of node, and the course of their values."""
     before, after = asyncio.run(_pages(place))
     found = []
     for (name, labels), value in after.items():
@@ -147,7 +147,7 @@ class Fleet:
         self._made: dict[int, tuple[int, tuple[Series, ...]]] = {}
 
     def _count(self, *labels: str) -> int:
-        """Return how many different values some labels of ``gpu_pod_info`` have in the fleet."""
+        """Return the number of different values that some labels of ``gpu_pod_info`` have in the fleet."""
         return len(
             {
                 tuple(_renamed(one.labels, index, 0)[label] for label in labels)
@@ -159,16 +159,16 @@ class Fleet:
 
     @property
     def pods(self) -> int:
-        """Pods at a time."""
+        """Return the number of pods at a time."""
         return self._count("pod_name")
 
     @property
     def workloads(self) -> int:
-        """Workloads at a time."""
+        """Return the number of workloads at a time."""
         return self._count("workload_namespace", "workload_kind", "workload_name")
 
     def series(self, at: int) -> Iterator[Series]:
-        """All series of the half hour that begins at a Unix time."""
+        """Yield all series of the half hour that begins at a Unix time."""
         for index in range(self.nodes):
             generation = (at + index % 12 * STEP_SECONDS) // LIFE_SECONDS
             if self._made.get(index, (None,))[0] != generation:
@@ -184,20 +184,20 @@ class Fleet:
 
 
 def _kind(index: int) -> int:
-    """The first place in ten with the same kind of node."""
+    """Return the first of ten places with the same kind of node."""
     place = index % 10
     return 0 if place < 5 else 5 if place < 7 else 7 if place < 9 else 9  # noqa: PLR2004 - as in _node
 
 
 def _target(index: int) -> dict[str, str]:
-    """What Prometheus adds: the labels of a PodMonitor's target."""
+    """Return the labels that Prometheus adds for the target of a PodMonitor."""
     address = f"10.{index // 65536}.{index // 256 % 256}.{index % 256}:9400"
     names = {"container": "gpu-cost-exporter", "endpoint": "metrics", "namespace": "gpu-cost"}
     return {"instance": address, "job": "gpu-cost/gpu-cost-exporter", "pod": f"gpu-cost-exporter-{index:05x}", **names}
 
 
 def _renamed(labels: Mapping[str, str], index: int, generation: int) -> dict[str, str]:
-    """Labels of a page as they are on a node of the fleet; a training is on four nodes."""
+    """Return the labels of a page for a node of the fleet; a training spans four nodes."""
     made, group = dict(labels), index // 4 if _kind(index) == 0 else index
     for name, value in labels.items():
         if not value:

@@ -1,4 +1,4 @@
-"""The node around the agent under measurement: kubelet, Kubernetes API and /proc, in a process of their own."""
+"""The node around the measured agent: kubelet, Kubernetes API and /proc, in a separate process."""
 
 import argparse
 import asyncio
@@ -23,14 +23,14 @@ from gpu_simulator.node import write_filesystem
 from gpu_simulator.truth import Fault, NodeTruth
 
 CHANGE_SECONDS = 2.0
-"""A pod changes, more often than a real one of a busy node."""
+"""Time between changes of a pod: less than on a real busy node."""
 FORGET_SECONDS = 4.0
-"""After so long versions are too old, once: memory is measured after pods were listed again."""
+"""Time at which versions are too old, once: memory is measured after a second list of pods."""
 PODS, PARTS = 110, 7
 
 
 def truth(*, partitioned: bool) -> NodeTruth:
-    """Return what kubelet, API and /proc say: one pod per device of the stub driver with a process, and other pods."""
+    """Return the truth for kubelet, API and /proc: one pod with a process per device of the driver, and other pods."""
     uuids = holdable(partitioned=partitioned)
     gpu: dict[str, Any] = {"model": "h100"} | ({"mig": ["1g.10gb"] * PARTS} if partitioned else {})
     pods = [
@@ -78,7 +78,7 @@ MANAGED = [_managed("kube-controller-manager", 58), _managed("kubelet", 18)]
 
 
 class World:
-    """What the Kubernetes API has: the pods that the kubelet lists, one of which changes every so often.
+    """Objects of the Kubernetes API: the pods that the kubelet lists, one of which changes at intervals.
 
     Args:
         node: The node.
@@ -92,7 +92,7 @@ class World:
         self._clock, self._started, self._changes = clock, clock(), 0
 
     def objects(self) -> ApiObjects:
-        """Return what there is now."""
+        """Return the objects now."""
         changes = int((self._clock() - self._started) / CHANGE_SECONDS)
         if changes != self._changes:
             pods = list(self._objects.pods)
@@ -103,13 +103,13 @@ class World:
         return self._objects
 
     def faults(self) -> Mapping[Fault, float]:
-        """Return what is wrong now."""
+        """Return the faults now."""
         forgets = FORGET_SECONDS <= self._clock() - self._started < FORGET_SECONDS + 1
         return {Fault.API_GONE: 0.0} if forgets else {}
 
 
 async def serve(directory: Path, node: NodeTruth) -> None:
-    """Write /proc, pod logs and a service account, serve kubelet and API, say ``ready`` and its URL; until SIGTERM."""
+    """Write /proc, pod logs and a service account, serve kubelet and API until SIGTERM; print ``ready`` and the URL."""
     write_filesystem(node, directory / "proc", directory / "pods")
     kubelet = KubeletServer(directory / "kubelet.sock", lambda: node)
     world = World(node, time.monotonic)

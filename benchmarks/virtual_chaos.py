@@ -1,10 +1,10 @@
-"""Years of faults in minutes: the agent's real tick, meters, ledger and pages against a node whose truth is known.
+"""Years of faults in minutes: the agent's real tick, meters, ledger and pages against a node with a known truth.
 
-A schedule of faults per seed, all in virtual time: no process, no sleeping. After every tick the books are held against
-the truth: every GPU-second has one owner, nothing shown goes back, what was not seen is unknown, money is seconds times
-the price of their time.
+A seed gives a schedule of faults, all in virtual time: no process, no sleep. The books are compared with the truth
+after every tick: every GPU-second has one owner, shown counters never decrease, unseen time is unknown, and money is
+seconds times the price of their time.
 
-    python benchmarks/virtual_chaos.py [--seeds N] [--first SEED] [--faults N]
+python benchmarks/virtual_chaos.py [--seeds N] [--first SEED] [--faults N]
 """
 
 import argparse
@@ -31,7 +31,7 @@ Fault = Callable[[Run], None]
 SEEDS, FAULTS = 300, 50
 STEPS_PER_FAULT = 8
 QUIET_STEPS = 100
-"""Time for all that is new to be shown, once every fault has ended."""
+"""Steps after the end of every fault, until everything new is shown."""
 
 
 MOMENTS = (
@@ -65,7 +65,7 @@ def _lines(what: str, most: int) -> Fault:
 
 
 def _lasts(part: str, whats: Sequence[object], *seconds: float) -> Fault:
-    """Return the fault that something is wrong with a part for a time."""
+    """Return a fault that affects a part of the node for a time."""
 
     def fault(run: Run) -> None:
         run.troubles[part] = run.random.choice(whats)
@@ -75,7 +75,7 @@ def _lasts(part: str, whats: Sequence[object], *seconds: float) -> Fault:
 
 
 def _gpu(states: Sequence[DeviceState], *seconds: float) -> Fault:
-    """Return the fault that a GPU fails, or that the driver does not list it."""
+    """Return the fault of a failing GPU, or of one that the driver does not list."""
 
     def fault(run: Run) -> None:
         board = run.random.choice(run.world.boards)
@@ -98,7 +98,7 @@ def _mig_changes(run: Run) -> None:
     board.layout = run.random.choice((*LAYOUTS, ()))
     replicas = 1 if board.layout else run.random.choice((1, 2, 4))
     others = {one.replicas for one in run.world.boards if one is not board and one.replicas > 1}
-    board.replicas = max(others) if others and replicas > 1 else replicas  # a plugin divides all alike
+    board.replicas = max(others) if others and replicas > 1 else replicas  # a plugin divides all shared GPUs alike
 
 
 def _driver_restarts(run: Run) -> None:
@@ -108,7 +108,7 @@ def _driver_restarts(run: Run) -> None:
 
 
 def _recreated(run: Run) -> None:
-    """Make a pod again under its name, as a StatefulSet or a person does."""
+    """Create a pod again under its name, as a StatefulSet or a person does."""
     if not run.world.pods:
         return
     pod = run.random.choice(sorted(run.world.pods.values(), key=lambda one: one.uid))
@@ -148,7 +148,7 @@ def _rebooted(run: Run) -> None:
 
 
 def _damaged(run: Run) -> None:
-    """Kill the agent and damage what it saved."""
+    """Kill the agent and damage its saved state."""
     _killed(run, 0.0, 5.0)
     path = run.settings.directory / "state" / "ledger.json"
     if path.exists():
@@ -159,7 +159,7 @@ def _damaged(run: Run) -> None:
 
 
 def _half_written(run: Run) -> None:
-    """Kill the agent in the middle of writing: half a file beside the whole one."""
+    """Kill the agent in the middle of a write: half a file next to the whole one."""
     _killed(run, 0.0)
     path = run.settings.directory / "state" / "ledger.json"
     if path.exists():
@@ -226,7 +226,7 @@ KINDS: Mapping[str, Fault] = {
 
 
 def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
-    """Let a node live through a schedule; a failure of the agent's own is a violation too."""
+    """Run a node through a schedule; an exception of the agent is a violation, too."""
     random = Random(seed)  # noqa: S311 - a schedule, not a secret
     world = new_world(random, directory)
     with_limits = random.random() < 0.2  # noqa: PLR2004 - one in five
@@ -253,7 +253,7 @@ def chaos(seed: int, directory: Path, faults: int = FAULTS) -> Run:
 
 
 def _come_right(run: Run) -> None:
-    """Let every fault end, and look whether all is as if none had been."""
+    """Let every fault end, and check that the state is as without faults."""
     while run.is_troubled:
         run.step()
     run.start_agent()
@@ -265,13 +265,13 @@ def _come_right(run: Run) -> None:
 
 
 def main() -> int:
-    """Run and print; 1 if anything did not hold."""
+    """Run and print; return 1 for a violation."""
     parser = argparse.ArgumentParser(description="Chaos of the meter in virtual time.")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many schedules [default: %(default)s]")
-    parser.add_argument("--first", type=int, default=1, help="seed of the first [default: %(default)s]")
-    parser.add_argument("--faults", type=int, default=FAULTS, help="of each schedule [default: %(default)s]")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of schedules [default: %(default)s]")
+    parser.add_argument("--first", type=int, default=1, help="seed of the first schedule [default: %(default)s]")
+    parser.add_argument("--faults", type=int, default=FAULTS, help="faults of each schedule [default: %(default)s]")
     options = parser.parse_args()
-    logging.getLogger("exporter").setLevel(logging.CRITICAL)  # faults are logged, as they should be
+    logging.getLogger("exporter").setLevel(logging.CRITICAL)  # faults produce log lines, as expected
     faults, checks, violations, started = Counter[str](), Counter[str](), list[Violation](), time.monotonic()
     for seed in range(options.first, options.first + options.seeds):
         with TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""What must hold after every tick of a node whose truth is known; every breach is kept with its seed and instant."""
+"""Checks after every tick of a node with a known truth; each violation is kept with its seed and instant."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,46 +16,46 @@ from exporter.model.fields import Field
 from exporter.model.ledger import Portion, Price
 
 BUSY_RATIO = 0.06
-"""A little above the threshold of idleness."""
+"""Activity slightly above the idle threshold."""
 UNSEEN_SECONDS = 4.0
-"""What is shorter may fall between two samples that are no gap yet."""
+"""Longest time that can fall between two samples without a gap."""
 ASKED_SECONDS = 6.0
-"""By then the kubelet has been asked again."""
+"""Time within which the kubelet is polled again."""
 Owner = tuple[str, str, str, str]
 MOST_FORMER = 9
-"""Ledgers that have ended and stay."""
+"""Most ended ledgers that stay."""
 
 
 @dataclass(slots=True)
 class Expected:
-    """What the books must say, worked out beside them from the truth; a killed agent goes back to what was saved."""
+    """Expected content of the books, computed separately from the truth; a killed agent returns to its saved state."""
 
     capacity: float = 0.0
     last: dict[str, float] = field(default_factory=dict)
-    """Steady instant up to which each GPU is metered."""
+    """Monotonic time up to which each GPU is metered."""
     owners: defaultdict[Owner, float] = field(default_factory=lambda: defaultdict(float))
     money: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     unpriced: float = 0.0
     boot: str = ""
     counted: dict[str, float] = field(default_factory=dict)
-    """True time at which each GPU's energy counter was last read."""
+    """True time of the last reading of each GPU's energy counter."""
     watched: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    """True times, from and to, in which each GPU was sampled without a gap."""
+    """True times, start and end, in which each GPU was sampled without a gap."""
     dropped: dict[str, Sheet] = field(default_factory=dict)
-    """Ledgers that had ended long enough ago, or were too many, by identity."""
+    """Ended ledgers that were dropped for their age or number, by identity."""
     replicas: dict[str, int] = field(default_factory=dict)
-    """Into how many each GPU was divided when the kubelet last advertised it to who wrote these books."""
+    """Replicas of each GPU, as the kubelet last advertised it to the process that wrote these books."""
 
-    def go_on_from(self, noted: "Expected") -> None:
-        """Meter from where another process had shown time that it could not save, if that is later."""
+    def continue_from(self, noted: "Expected") -> None:
+        """Meter from the time up to which another process had shown unsaved time, if that is later."""
         if self.boot != noted.boot or max(noted.last.values(), default=0.0) > max(self.last.values(), default=0.0):
-            # Idle clocks are those of the state file.
+            # Idle clocks come from the state file.
             self.watched = dict(self.watched) if self.boot == noted.boot else {}
             self.last, self.boot = dict(noted.last), noted.boot
             self.counted = dict(noted.counted)
 
     def copy(self) -> Self:
-        """Return one that goes on by itself."""
+        """Return an independent copy."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         return type(self)(**{name: value.copy() if isinstance(value, dict) else value for name, value in own.items()})
 
@@ -76,17 +76,17 @@ class Interval:
 
 @dataclass(slots=True, kw_only=True)
 class Checks(PageChecks):
-    """Counts what was checked and keeps what did not hold."""
+    """Counts checks and keeps the failed ones."""
 
     world: World
     counts: str = "gpu_pod_"
     metered: float = 0.0
-    """Seconds of all GPUs that any agent has metered, each once."""
+    """Seconds of all GPUs that any agent has metered, each counted once."""
     metered_until: dict[str, float] = field(default_factory=dict)
     """True time up to which each GPU was metered."""
 
     def hold(self, name: str, what: str, *, true: bool) -> None:
-        """Count one check, and note that it failed."""
+        """Count one check, and note a failure."""
         self.expect(name, true, self.world.t, what)
 
     # ---- one reading
@@ -100,7 +100,7 @@ class Checks(PageChecks):
         boot_t: float,
         known: set[str],
     ) -> None:
-        """Check what was charged for one reading, and enter what must have been."""
+        """Check the charges of one reading, and enter the expected ones."""
         portions = tuple(portion for parts, _ in charged for portion in parts)
         steady = reading.steady_seconds or 0.0
         states = {gpu.gpu.uuid: gpu.state for gpu in reading.gpus}
@@ -109,7 +109,7 @@ class Checks(PageChecks):
             for gpu in reading.gpus
         }
         known |= {uuid for uuid, state in states.items() if state is DeviceState.UP}
-        # Another GPU in the place of one is evidence that it was taken out: it has no seconds any more.
+        # Another GPU in the place of one is evidence of its removal: it has no seconds any more.
         places = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in reading.gpus if gpu.state is DeviceState.UP}
         known -= {uuid for uuid in known if places.get(place_of(uuid), uuid) != uuid}
         by_gpu: dict[str, list[Portion]] = {}
@@ -139,14 +139,14 @@ class Checks(PageChecks):
             self.metered_until[uuid] = max(one.end, until)
             portions_of_gpu = by_gpu.pop(uuid, [])
             self._interval(one, portions_of_gpu, agent, expected)
-            # While its holders are unknown, no holder is seen busy: an idle clock neither counts nor restarts.
+            # While its holders are unknown, no holder counts as busy: an idle clock neither counts nor restarts.
             if any(portion.pod for portion in portions_of_gpu):
                 expected.watched[uuid] = self._watched(expected.watched.get(uuid, ()), one)
         for gpu in reading.gpus:
             if Field.TOTAL_ENERGY_CONSUMPTION in gpu.values and expected.last.get(gpu.gpu.uuid) == steady:
                 expected.counted[gpu.gpu.uuid] = boot_t + steady
         for uuid in by_gpu.keys() - states.keys() - known:
-            self.hold("conservation", f"{uuid} is nobody's GPU", true=False)
+            self.hold("conservation", f"{uuid} is an unknown GPU", true=False)
         for parts, prices in charged:
             self._money(parts, prices, expected)
 
@@ -167,13 +167,13 @@ class Checks(PageChecks):
             what = f"{one.uuid}: active {active}, idle {idle} of {one.seconds}; truth {least}..{busiest}"
             if exact:
                 self.hold("activity", what, true=active <= busiest * one.seconds + 1e-6)
-                # Use of an unknown pod is divided by share, to holders that use all of theirs, too: that part is idle.
+                # Use of an unknown pod is divided by share, also to holders that use all of theirs: that part is idle.
                 divided = any(portion.estimated for portion in portions)
                 self.hold("no false idle", what, true=divided or idle <= (1 - least) * one.seconds + 1e-6)
         self._joules(one, portions, expected.counted.get(one.uuid))
 
     def _attribution(self, one: Interval, portions: list[Portion], agent: Agent, expected: Expected) -> bool:
-        """Check who was charged; tell whether the agent's picture of the holders was the truth all the time."""
+        """Check the charged owners; return whether the agent's holders were the true ones all the time."""
         kubelet, api = agent.kubelet, agent.api
         age = self.world.t - kubelet.asked_at
         ended = api.ended if api else frozenset()
@@ -182,10 +182,10 @@ class Checks(PageChecks):
             for namespace, pod, uid, device in kubelet.held
             if self.world.known[uid].unit.gpu_uuid == one.uuid
         }
-        # A GPU that was divided again and has not been advertised since looks as it did before.
+        # A GPU that was divided again looks as before until the kubelet advertises it.
         divided = {round(1 / unit.of_device) for unit in (self.world.known[uid].unit for uid in held.values())}
-        told = expected.replicas.get(one.uuid)
-        is_outdated = told is not None and not divided <= {1, told}
+        advertised = expected.replicas.get(one.uuid)
+        is_outdated = advertised is not None and not divided <= {1, advertised}
         charged = free = 0.0
         for portion in portions:
             if portion.pod is None:
@@ -199,14 +199,14 @@ class Checks(PageChecks):
             what = f"{key} charged {portion.seconds.total:.3f} s of {one.seconds:.3f}; answer {age:.0f} s old"
             self.hold("holder", what, true=key in held and age <= EXPIRY_SECONDS + 5)
             if key in held:
-                # The API may know of the next pod of a name before the kubelet is asked again, and is right.
+                # The API may know of the next pod of a name before the next poll of the kubelet, and is right.
                 now = {uid for span in one.spans for (*name, uid, device) in span.levels if (*name, device) == key}
                 now |= {one.uid for one in [self.world.pods.get(key[:2])] if one is not None}
                 uid = portion.pod.pod_uid or held[key]
                 if age <= ASKED_SECONDS:
                     self.hold("which pod", f"{what}: {uid}", true=uid in now | {held[key]})
                 pod = self.world.known[uid]
-                if not is_outdated:  # of the device that the kubelet has last named; a later pod may hold another one
+                if not is_outdated:  # of the device in the last answer of the kubelet; a later pod may hold another one
                     share = self.world.known[held[key]].unit.share
                     self.hold("share", what, true=portion.seconds.total <= share * one.seconds + 1e-9)
                 expected.owners[pod.owner if api else (pod.namespace, "", "", "")] += portion.seconds.total
@@ -221,9 +221,9 @@ class Checks(PageChecks):
             )
             if one.state is DeviceState.UP and not is_outdated:
                 what = f"{one.uuid}: {charged} s at pods, {shares} x {one.seconds}, {free} s free"
-                # Of a shared GPU that was never advertised it may be unknown who has what, but it is not free.
-                is_unknown = told is None and max(divided, default=1) > 1 and charged == free == 0
-                self.hold("nobody forgotten", what, true=is_unknown or near(charged, shares * one.seconds))
+                # The holders of a shared GPU that was never advertised may be unknown, but it is not free.
+                is_unknown = advertised is None and max(divided, default=1) > 1 and charged == free == 0
+                self.hold("no holder is forgotten", what, true=is_unknown or near(charged, shares * one.seconds))
                 most = (1 - shares) * one.seconds
                 self.hold("no held time is Unallocated", what, true=free <= most + 1e-6 * one.seconds)
         return not is_outdated and self._is_exact(one, kubelet.held, ended, age)
@@ -238,11 +238,11 @@ class Checks(PageChecks):
         )
 
     def _joules(self, one: Interval, portions: list[Portion], counted: float | None) -> None:
-        """Check that nobody pays for energy that was not used; ``counted`` is when the counter was last read."""
-        told = [portion.energy_joules for portion in portions if portion.energy_joules is not None]
+        """Check that the charged energy was used; ``counted`` is the time of the counter's last reading."""
+        joules = [portion.energy_joules for portion in portions if portion.energy_joules is not None]
         board: Board | None = next((board for board in self.world.boards if board.uuid == one.uuid), None)
         start = one.start if counted is None else min(one.start, counted)
-        if not told or board is None or start < self.world.t - HISTORY_SECONDS:
+        if not joules or board is None or start < self.world.t - HISTORY_SECONDS:
             return
         spans = list(self.world.spans(start, one.end))
         watts = [IDLE_WATTS + BUSY_WATTS * span.busy.get(one.uuid, 0.0) for span in spans]
@@ -250,8 +250,8 @@ class Checks(PageChecks):
             power * (min(span.end, one.end) - max(span.start, start)) for power, span in zip(watts, spans, strict=True)
         )
         most = used if board.counts_energy else max(watts) * one.seconds
-        what = f"{one.uuid}: {sum(told)} J of {most} J in {one.seconds} s"
-        self.hold("energy", what, true=sum(told) <= most * (1 + 1e-6) + 1e-3)
+        what = f"{one.uuid}: {sum(joules)} J of {most} J in {one.seconds} s"
+        self.hold("energy", what, true=sum(joules) <= most * (1 + 1e-6) + 1e-3)
 
     def _money(self, portions: tuple[Portion, ...], prices: Mapping[str, Price], expected: Expected) -> None:
         for portion in portions:
@@ -266,7 +266,7 @@ class Checks(PageChecks):
     # ---- the books as a whole
 
     def books(self, agent: Agent, expected: Expected) -> None:
-        """Check that the ledger's sums are those that were worked out beside it."""
+        """Check the sums of the ledger against the expected ones."""
         sheets = agent.ledgers.sheets()
         totals = [totals for sheet in sheets for totals in sheet.accounts.values()]
         allocated = sum(one.seconds.total for one in totals)
@@ -281,10 +281,10 @@ class Checks(PageChecks):
         self.hold("cost", f"{unpriced} s unpriced, {expected.unpriced}", true=near(unpriced, expected.unpriced))
 
     def owners(self, agent: Agent, expected: Expected) -> None:
-        """Check that every owner has what his pods had, once everything is known.
+        """Check that every owner has the seconds of its pods, once everything is known.
 
-        A pod of which the API never told in its life pays for itself, under its own name and without a team. Pods that
-        had one name after another are then one line, and only their sum can be told.
+        A pod that the API never showed in its life pays for itself, under its own name and without a team. Successive
+        pods of one name are then one line, and only their sum can be checked.
         """
         jobs: dict[Owner, set[Owner]] = {}
         for pod in self.world.known.values():
@@ -300,7 +300,7 @@ class Checks(PageChecks):
             self.hold("owners", f"{owner}: {mine:.3f} s, {truly:.3f} in truth", true=near(mine, truly, 1e-6))
 
     def _share_out(self, found: dict[Owner, float], seconds: float, owners: set[Owner], expected: Expected) -> None:
-        """Add what stands on the name of pods to their owners, to none more than is missing there but to the last."""
+        """Add the seconds under a pod name to its owners: at most the missing ones to each, the rest to the last."""
         for number, owner in enumerate(sorted(owners), 1):
             mine = found.get(owner, 0.0)
             part = seconds if number == len(owners) else min(seconds, max(0.0, expected.owners.get(owner, 0.0) - mine))
@@ -308,7 +308,7 @@ class Checks(PageChecks):
                 found[owner], seconds = mine + part, seconds - part
 
     def _watched(self, before: tuple[tuple[float, float], ...], one: Interval) -> tuple[tuple[float, float], ...]:
-        """Add an interval to the times in which a GPU was sampled, and leave out what is history."""
+        """Add an interval to the times in which a GPU was sampled, and drop times before the history."""
         recent = tuple(run for run in before if run[1] > self.world.t - HISTORY_SECONDS)
         if not one.seen or one.state is not DeviceState.UP:
             return recent
@@ -317,7 +317,7 @@ class Checks(PageChecks):
         return (*recent, (one.start, one.end))
 
     def idle(self, agent: Agent, expected: Expected) -> None:
-        """Check that no holder is idle for longer than since it was last busy, where a sample must have seen that."""
+        """Check that no holder is idle for longer than since its last busy time, if a sample must have seen that."""
         held = {(namespace, pod, device): uid for namespace, pod, uid, device in agent.kubelet.held}
         for view in agent.snapshot.devices if agent.snapshot else ():
             for use in view.pods:
@@ -332,7 +332,7 @@ class Checks(PageChecks):
                 self.hold("idle for", what, true=use.idle_for_seconds <= self.world.t - busy_at + ASKED_SECONDS)
 
     def _busy_at(self, held: Held, gpu_uuid: str, watched: tuple[tuple[float, float], ...]) -> float:
-        """When a holder was last busy for long enough that a sample must have seen it."""
+        """Return when a holder was last busy for long enough that a sample must have seen it."""
         busy_at = -1e18
         for start, end in watched:
             lasted = 0.0
@@ -349,7 +349,7 @@ class Checks(PageChecks):
         self.read(text, self.world.t, self.metered * (1 + NEAR_RATIO) + 1e-3)
 
     def bounds(self, agent: Agent, account_limit: int) -> None:
-        """Check that nothing grows without end."""
+        """Check that nothing grows without bound."""
         accounts, former = agent.ledgers.sizes
         live = len(self.world.pods) + 20
         self.hold("bounds", f"{accounts} accounts", true=accounts <= account_limit + 2 * live)

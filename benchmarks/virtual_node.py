@@ -1,4 +1,4 @@
-"""The real agent in virtual time: tick, meters, ledger, state file, join, owners and pages over a made-up world."""
+"""The real agent in virtual time: tick, meters, ledger, state file, join, owners and pages over a simulated world."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Api(Metadata):
         self._first_seen: dict[str, float] = {}
 
     def follow(self, late_seconds: float, *, is_down: bool) -> None:
-        """Bring the list up to date, as far as the API answers."""
+        """Update the list, if the API answers."""
         for pod in self._world.pods.values():
             self._first_seen.setdefault(pod.uid, self._world.t)
         self._pods.failure = ApiError("refused", "api: refused") if is_down else None
@@ -69,7 +69,7 @@ class Api(Metadata):
 
     @property
     def ended(self) -> frozenset[PodName]:
-        """Pods that the kubelet still lists and the API no longer."""
+        """Return the pods that the kubelet still lists and the API no longer does."""
         return self._endings.left
 
 
@@ -89,19 +89,19 @@ def _object_of(pod: Pod) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Pipe:
-    """The way from the driver's child to the agent: lines, which may come late, twice, in another order or broken."""
+    """The channel from the driver's child to the agent: lines, which may come late, twice, out of order or broken."""
 
     status: SourceStatus = UP
-    """As a worker reports it."""
+    """Status, as a worker reports it."""
     lines: deque[tuple[float, bytes]] = field(default_factory=deque)
-    """(steady instant at which it comes, the line)."""
+    """(monotonic time of the arrival, line)."""
     steady: float = 0.0
     taken: list[Reading] = field(default_factory=list)
-    """What the agent was given since the last look."""
+    """Readings of the agent since the last check."""
     errors: dict[str, int] = field(default_factory=dict)
 
     def take(self) -> tuple[Reading, ...]:
-        """Decode what has come."""
+        """Decode the lines that have arrived."""
         readings: list[Reading] = []
         waiting: deque[tuple[float, bytes]] = deque()
         for due, line in self.lines:
@@ -125,7 +125,7 @@ Charge = tuple[tuple[Portion, ...], dict[str, Price]]
 
 
 class WatchedLedgers(Ledgers):
-    """Ledgers that keep what was charged for each reading, and those that were dropped, for the checks."""
+    """Ledgers that keep the charges of each reading, and the dropped ledgers, for the checks."""
 
     __slots__ = ("_charges", "_readings", "dropped")
 
@@ -134,26 +134,26 @@ class WatchedLedgers(Ledgers):
         self._charges: list[Charge] = []
         self._readings: list[list[Charge]] = []
         self.dropped = dict(dropped)
-        """By identity; one that was dropped for a save that failed is still there."""
+        """Sheets by identity; a ledger that was dropped for a failed save still exists."""
 
     def charge(self, portions: Sequence[Portion], prices: Mapping[str, Price], *, now: float, steady: float) -> None:
-        """Enter portions and remember them; a gap over a change of price comes in parts."""
+        """Charge portions and keep them; a gap over a change of price comes in parts."""
         self._charges.append((tuple(portions), dict(prices)))
         super().charge(portions, prices, now=now, steady=steady)
 
     def settle(self, owner_of: Callable[[Owner], Owner]) -> None:
-        """Settle owners, which ends what is charged for a reading."""
+        """Settle owners, which completes the charges of a reading."""
         self._readings.append(self._charges)
         self._charges = []
         super().settle(owner_of)
 
     def taken(self) -> list[list[Charge]]:
-        """Return what was charged for each reading since the last call."""
+        """Return the charges of each reading since the last call."""
         readings, self._readings = self._readings, []
         return readings
 
     def sheets(self) -> list[Sheet]:
-        """Give all that was ever charged and not lost, shown or not."""
+        """Return everything that was ever charged and not lost, shown or not."""
         saving = self._saving
         there = [one for one in (self._ledger, self._memory, saving and saving.memory, *self._former) if one]
         waiting = [self._waiting, self._doubtful, *([saving.charged] if saving else [])]
@@ -162,7 +162,7 @@ class WatchedLedgers(Ledgers):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Most accounts of a ledger, and how many ledgers have ended."""
+        """Return the most accounts of a ledger, and the number of ended ledgers."""
         accounts = max((len(ledger.sheet.accounts) for ledger in (self._ledger, *self._former) if ledger), default=0)
         return accounts, len(self._former)
 
@@ -173,8 +173,8 @@ class WatchedLedgers(Ledgers):
         return kept
 
 
-class Told(KubeletClient):
-    """The real client and decoder, with the wire cut short: the answer's bytes are made here."""
+class DirectClient(KubeletClient):
+    """The real client and decoder without a connection: it makes the bytes of the answer itself."""
 
     def __init__(self, world: World, *, in_pod: bool) -> None:
         super().__init__("/virtual/kubelet.sock", canary=AGENT_POD if in_pod else None)
@@ -186,7 +186,7 @@ class Told(KubeletClient):
     async def _once(self, method: str) -> bytes:
         if self.trouble == "garbage":
             return b"\xff\xfe not a message"
-        # An agent outside a pod believes a first answer without pods: it has nothing to compare it with.
+        # An agent outside a pod accepts a first answer without pods: it has nothing to compare it with.
         if self.trouble == "starting" and (self._in_pod or self._has_answered):
             return b""
         if self.trouble:
@@ -198,21 +198,21 @@ class Told(KubeletClient):
 
 @dataclass(slots=True)
 class Kubelet:
-    """Its last good answer, and who truly held what when it was given."""
+    """The last good answer of the kubelet, and the true holders at that time."""
 
-    client: Told
+    client: DirectClient
     world: World
     latest: Allocations | None = None
     problem: str = ""
     errors: dict[str, int] = field(default_factory=dict)
     held: frozenset[Held] = frozenset()
     advertised: Mapping[str, int] = field(default_factory=dict)
-    """GPUs that are there, and into how many replicas each is divided."""
+    """Existing GPUs, and the number of replicas of each."""
     asked_at: float = -1e18
     """True time of the last good answer."""
 
     def ask(self, wall: float) -> None:
-        """Ask once."""
+        """Poll once."""
         question = self.client.fetch(wall)
         try:
             question.send(None)
@@ -225,7 +225,7 @@ class Kubelet:
             self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
             self.problem = str(error)
         else:
-            raise AssertionError("the kubelet's answer is made at once")
+            raise AssertionError("the kubelet's answer must not wait")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Agent:
-    """One life of the agent's process."""
+    """One process of the agent."""
 
     node: Node
     pipe: Pipe
@@ -254,7 +254,7 @@ class Agent:
     snapshot: Snapshot | None = None
 
     def end(self) -> None:
-        """Let go of the lock, as the kernel does when the process ends."""
+        """Release the lock, as the kernel does when the process ends."""
         self.metering.lock.release()
 
     def tick(self, wall: float, steady: float) -> Snapshot:
@@ -280,12 +280,12 @@ def start(
         settings: Its options.
         world: Its node.
         book: Prices.
-        boot_id: Of the machine.
+        boot_id: Boot id of the machine.
         clock: Returns Unix time.
         steady: Monotonic time in seconds.
-        dropped: Ledgers that the state had once and has no more.
+        dropped: Ledgers that the state no longer has.
     """
-    pipe, kubelet = Pipe(), Kubelet(Told(world, in_pod=settings.in_pod), world)
+    pipe, kubelet = Pipe(), Kubelet(DirectClient(world, in_pod=settings.in_pod), world)
     api = Api(world, clock) if settings.with_api else None
     owners = Owners(tenancy=api)
     stale = stale_after_seconds(INTERVAL_SECONDS)

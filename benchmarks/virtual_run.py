@@ -1,4 +1,4 @@
-"""One seed of chaos in virtual time: the node's life, the agent's lives on it, and the clocks that they are told."""
+"""One seed of chaos in virtual time: the node, the processes of the agent on it, and the clocks that they read."""
 
 import heapq
 import itertools
@@ -27,7 +27,7 @@ from exporter.web import node_api, node_page
 
 EPOCH = 1_800_000_000
 LAST_WALL = 253_402_000_000.0
-"""Shortly before the year 10000, beyond which no date can be written."""
+"""Shortly before the year 10000: later dates cannot be written."""
 KUBELET_SECONDS = 5.0
 ROUNDING_SECONDS = 1e-3
 PAGE_STEPS = 5
@@ -35,7 +35,7 @@ DOCUMENT_STEPS = 40
 
 
 class PriceSpan(NamedTuple):
-    """A price and the wall-clock time in which it holds."""
+    """A price and the wall-clock time for which it holds."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class PriceSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Saving:
-    """A save that is under way."""
+    """A save in progress."""
 
     save: Save
     expected: Expected
@@ -70,13 +70,13 @@ class Run:
     expected: Expected = field(default_factory=Expected)
     on_disk: Expected = field(default_factory=Expected)
     noted: Expected | None = None
-    """What was metered by the instant in the lock file."""
+    """The expected books at the instant in the lock file."""
     noted_steady: float | None = None
     saving: Saving | None = None
     troubles: dict[str, Any] = field(default_factory=dict)
-    """What is wrong with a part of the node; a part that works has none."""
+    """Faults by part of the node; a part that works has none."""
     transport: list[str] = field(default_factory=list)
-    """What happens to the next lines of the driver's child."""
+    """Faults of the next lines of the driver's child."""
     faults: Counter[str] = field(default_factory=Counter)
     ticks: int = 0
     _known: set[str] = field(default_factory=set)
@@ -92,19 +92,19 @@ class Run:
 
     @property
     def wall(self) -> float:
-        """What the node's clock says."""
+        """Return the wall clock of the node."""
         return self.world.t + self.wall_offset
 
     @property
     def steady(self) -> float:
-        """Seconds since the boot."""
+        """Return the seconds since the boot."""
         return self.world.t - self.boot_t
 
     def later(self, seconds: float, then: Callable[[], None]) -> None:
-        """Do something after a time."""
+        """Schedule a call after a time."""
         heapq.heappush(self._later, (self.world.t + seconds, next(self._number), then))
 
-    # ---- lives of the agent
+    # ---- processes of the agent
 
     def start_agent(self) -> None:
         """Start the agent, if it does not run."""
@@ -112,7 +112,7 @@ class Run:
             return
         self.expected = self.on_disk.copy()
         if self.noted is not None and self.expected.boot and self.noted.boot == str(self.boot):
-            self.expected.go_on_from(self.noted)
+            self.expected.continue_from(self.noted)
         if self.expected.boot != str(self.boot):
             self.expected.last = {}
         self.expected.boot = str(self.boot)
@@ -129,7 +129,7 @@ class Run:
         self._next_ask = self.world.t
 
     def kill(self) -> None:
-        """Kill the agent where it stands; a save under way may have reached the disk or not."""
+        """Kill the agent; a save in progress may have reached the disk or not."""
         if self.agent is None:
             return
         shown = self.agent.metering.shown
@@ -140,7 +140,7 @@ class Run:
         self.agent = self.saving = None
 
     def terminate(self) -> None:
-        """End the agent as SIGTERM does: it saves once more."""
+        """End the agent as SIGTERM does, with a last save."""
         if self.agent is None:
             return
         if self.saving is not None:
@@ -155,7 +155,7 @@ class Run:
     # ---- prices
 
     def reprice(self) -> None:
-        """Make a new price book with changes and gaps around now, and read it as from its file."""
+        """Make a new price book with changes and gaps around now, and parse it as from its file."""
         self.prices, self.currency = [], self.random.choice(("USD", "EUR"))
         at = int(max(0.0, self.wall - 100.0))
         for _ in range(self.random.randint(1, 5)):
@@ -181,7 +181,7 @@ class Run:
             self.agent.metering.use_prices(self.book)
 
     def prices_within(self, seconds: float) -> set[tuple[float, str]]:
-        """Work out the prices of the last seconds apart from the book."""
+        """Return the prices of the last seconds, computed without the book."""
         return {
             (span.per_hour, self.currency)
             for span in self.prices
@@ -191,7 +191,7 @@ class Run:
     # ---- a step
 
     def step(self) -> None:
-        """Let about one sample interval pass."""
+        """Advance by about one sample interval."""
         while self._later and self._later[0][0] <= self.world.t:
             heapq.heappop(self._later)[2]()
         self.world.turn_over(fast="pods" in self.troubles)
@@ -201,7 +201,7 @@ class Run:
 
     @property
     def is_troubled(self) -> bool:
-        """Whether a fault lasts still."""
+        """Return whether a fault still lasts."""
         return bool(self._later)
 
     def _tick(self, agent: Agent) -> None:
@@ -236,7 +236,7 @@ class Run:
             case "twice":
                 lines += [(0.0, line), (0.0, line)]
             case "swapped":
-                lines.append((self.steady + 0.5, line))  # comes with the next
+                lines.append((self.steady + 0.5, line))  # arrives with the next line
                 self.transport.insert(0, "first")
             case "first":
                 lines.appendleft((0.0, line))
@@ -251,7 +251,7 @@ class Run:
         if len(charged) != len(readings):
             what = f"{len(charged)} charged of {len(readings)} readings"
             self.checks.hold("books", what, true=not charged and not agent.metering.begun)
-            for reading in readings:  # who was up is known, metered or not
+            for reading in readings:  # a GPU that was up is known, metered or not
                 self._known |= {gpu.gpu.uuid for gpu in reading.gpus if gpu.state == "up"}
         else:
             for reading, one in zip(readings, charged, strict=True):
@@ -264,7 +264,7 @@ class Run:
         self.checks.bounds(agent, self.settings.account_limit)
 
     def look(self, agent: Agent) -> None:
-        """Render the page, and now and then the documents, and check them."""
+        """Render the page, and sometimes the documents, and check them."""
         if agent.snapshot is None:
             return
         options = ExpositionOptions(series_limit=self.settings.series_limit)
@@ -293,7 +293,7 @@ class Run:
             self.noted, self.noted_steady = None if steady is None else self.expected.copy(), steady
 
     def _expected_of(self, agent: Agent) -> Expected:
-        """What the books must be when they are read again from a save that begins now."""
+        """Return the expected books of an agent that reads a save that begins now."""
         self.expected.dropped = agent.ledgers.dropped
         return self.expected.copy()
 
@@ -304,7 +304,7 @@ class Run:
         self.saving = None
 
     def _write(self, saving: Saving) -> StateError | None:
-        """Write a save to a disk that is as bad as it is now."""
+        """Write a save to the disk in its present condition."""
         state = self.settings.directory / "state"
         in_the_way = state / "ledger.json.new"
         with ExitStack() as undo:

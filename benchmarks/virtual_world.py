@@ -1,4 +1,4 @@
-"""A node's truth for chaos in virtual time: GPUs, pods that come and go, how busy they are, and what was when."""
+"""The truth of a node for chaos in virtual time: GPUs, pods that come and go, their activity, and the history."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ LAYOUTS = (("1g.10gb",) * 7, ("3g.40gb", "4g.40gb"), ("3g.40gb", "3g.40gb"), ("2
 IDLE_WATTS, BUSY_WATTS = 70.0, 630.0
 HISTORY_SECONDS = 400.0
 LOGS_SECONDS = 10.0
-"""For so long the kubelet keeps the log directory of a pod that has ended."""
+"""Time for which the kubelet keeps the log directory of an ended pod."""
 CHANGE_CHANCE = 0.02
-"""Per second and pod, that it does something else from now on."""
-TELLING_CHANCE = 0.8
-"""That a GPU has an energy counter, and that its driver tells processes."""
+"""Chance per second and pod of a new activity."""
+REPORTING_CHANCE = 0.8
+"""Chance that a GPU has an energy counter, and that its driver reports processes."""
 
 Held = tuple[str, str, str, str]
 """(namespace, pod, uid, device uuid)."""
@@ -36,20 +36,20 @@ def place_of(gpu_uuid: str) -> str:
 
 
 class Unit(NamedTuple):
-    """What one pod can hold: a GPU, an instance, a replica."""
+    """A device that one pod can hold: a GPU, an instance, a replica."""
 
     gpu_uuid: str
     device_uuid: str
     device_id: str
     resource: str
     share: float
-    """Of the physical GPU."""
+    """Share of the physical GPU."""
     of_device: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Board:
-    """One physical GPU and how it is divided; ``layout`` is profiles, or replicas, or neither."""
+    """One physical GPU and its division; ``layout`` is profiles, or replicas, or neither."""
 
     index: int
     serial: int
@@ -59,27 +59,27 @@ class Board:
     generation: int = 0
     state: DeviceState = DeviceState.UP
     counts_energy: bool = True
-    tells_processes: bool = True
+    reports_processes: bool = True
     energy_joules: float = 0.0
-    """Since the driver was loaded."""
+    """Energy since the start of the driver."""
     watts: float = IDLE_WATTS
 
     @property
     def is_there(self) -> bool:
-        """Whether the driver lists it."""
+        """Return whether the driver lists it."""
         return self.state is not DeviceState.MISSING
 
     @property
     def uuid(self) -> str:
-        """Of the board: another one after a replacement."""
+        """Return the UUID of the board; a replacement has another one."""
         return f"GPU-00000000-0000-4000-8000-{self.index:04d}{self.serial:08d}"
 
     def recover(self) -> None:
-        """Work again."""
+        """End a fault."""
         self.state = DeviceState.UP
 
     def instances(self) -> list[MigInstance]:
-        """MIG instances; every reconfiguration makes new ones."""
+        """Return the MIG instances; every reconfiguration makes new ones."""
         return [
             MigInstance(
                 uuid=f"MIG-00000000-0000-5000-{self.generation:04d}-{self.serial:04d}{self.index:04d}{number:04d}",
@@ -94,7 +94,7 @@ class Board:
         ]
 
     def gpu(self) -> Gpu:
-        """As a driver describes it."""
+        """Return its description, as of a driver."""
         return Gpu(
             uuid=self.uuid,
             index=self.index,
@@ -108,7 +108,7 @@ class Board:
         )
 
     def units(self) -> list[Unit]:
-        """Return all that can be held of it."""
+        """Return all units of it."""
         uuid, part = self.uuid, 1 / self.replicas
         if self.layout:
             parts = [max(SLICES[profile][0] / 7, SLICES[profile][1] / 8) for profile in self.layout]
@@ -131,42 +131,42 @@ class Pod:
     name: str
     uid: str
     job: str
-    """Its controller; empty for a lone pod."""
+    """Controller; empty for a pod without one."""
     team: str
     unit: Unit
     pid: int
     ends_at: float
     level: float
-    """How much of its share it uses, 0..1."""
+    """Used part of its share, 0..1."""
 
     @property
     def held(self) -> Held:
-        """Who holds what."""
+        """Return the pod and its device."""
         return self.namespace, self.name, self.uid, self.unit.device_uuid
 
     @property
     def owner(self) -> tuple[str, str, str, str]:
-        """Who pays in truth: namespace, kind, name, team."""
+        """Return the true owner: namespace, kind, name, team."""
         return self.namespace, "Job" if self.job else "Pod", self.job or self.name, self.team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A time in which nothing changed."""
+    """A time span without changes."""
 
     start: float
     end: float
     busy: Mapping[str, float]
     """Activity by GPU, 0..1."""
     levels: Mapping[Held, float]
-    """What each holder used of its share."""
+    """Used part of each holder's share."""
     up: frozenset[str]
-    """GPUs that worked."""
+    """GPUs without a fault."""
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """The node as it really is; ``t`` is true time in seconds, which nothing sets."""
+    """The true state of the node; ``t`` is true time in seconds, which no step of a clock changes."""
 
     random: Random
     boards: list[Board]
@@ -177,20 +177,20 @@ class World:
     t: float = 0.0
     pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
     known: dict[str, Pod] = field(default_factory=dict)
-    """Every pod that ever was, by UID."""
+    """All pods so far, by UID."""
     started: int = 0
     history: deque[Span] = field(default_factory=deque)
     sampled_busy: dict[str, float] = field(default_factory=dict)
     _logs: deque[tuple[float, Path]] = field(default_factory=deque)
-    """Directories of pods that have ended, and when the kubelet clears them away."""
+    """Directories of ended pods, and the times at which the kubelet removes them."""
 
     def __post_init__(self) -> None:
-        """Make the node's trees."""
+        """Create the folders of the node."""
         for name in ("proc", "pods"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
 
     def units(self) -> Iterator[Unit]:
-        """Yield all that can be held now."""
+        """Yield all units."""
         return (unit for board in self.boards if board.is_there for unit in board.units())
 
     def free(self) -> list[Unit]:
@@ -205,7 +205,7 @@ class World:
     def start(
         self, unit: Unit, *, name: str = "", job: str | None = None, namespace: str = "", life_seconds: float = 0.0
     ) -> Pod:
-        """Let a pod start on a unit."""
+        """Start a pod on a unit."""
         self.started = number = self.started + 1
         namespace = namespace or self.random.choice(("search", "ads", "vision"))
         job = f"train-{self.random.randrange(8)}" if job is None else job
@@ -230,7 +230,7 @@ class World:
         return pod
 
     def end(self, pod: Pod) -> None:
-        """Let a pod end."""
+        """End a pod."""
         del self.pods[pod.namespace, pod.name]
         process = self.directory / "proc" / str(pod.pid)
         for name in ("cgroup", "stat"):
@@ -244,10 +244,10 @@ class World:
             self.end(pod)
 
     def turn_over(self, *, fast: bool = False) -> None:
-        """Let pods end, start and change what they do, as time brings it.
+        """End, start and change pods up to the present time.
 
         Args:
-            fast: Whether pods of seconds fill every unit.
+            fast: Whether every unit gets pods that live for seconds.
         """
         churn, life_seconds = (0.9, 3.0) if fast else (self.churn, self.life_seconds)
         while self._logs and self._logs[0][0] <= self.t:
@@ -262,7 +262,7 @@ class World:
                 pod.level = self.random.choice((0.0, 1.0, self.random.random()))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass in which nothing changes."""
+        """Advance the time without other changes."""
         levels = {pod.held: pod.level for pod in self.pods.values()}
         busy: dict[str, float] = {}
         for board in self.boards:
@@ -277,16 +277,16 @@ class World:
         self.sampled_busy = busy
 
     def spans(self, start: float, end: float) -> Iterator[Span]:
-        """What was in a time, as far as it is remembered."""
+        """Yield the spans of a time, as far as the history has them."""
         return (span for span in self.history if span.end > start + 1e-9 and span.start < end - 1e-9)
 
     def replace_board(self, board: Board) -> None:
-        """Put another GPU in its place."""
+        """Replace a GPU by another one."""
         board.serial += 1
         board.energy_joules = 0.0
 
     def reading(self, *, wall: float, steady: float) -> Reading:
-        """Give what the driver tells now, of the time since the last change."""
+        """Return the reading of the driver now, over the time since the last change."""
         gpus = tuple(self._reading_of(board) for board in self.boards if board.is_there)
         return Reading(
             source="nvml",
@@ -319,7 +319,7 @@ class World:
         )
 
     def _processes(self, board: Board, device_uuid: str) -> tuple[ProcessUse, ...] | None:
-        if not board.tells_processes:
+        if not board.reports_processes:
             return None
         return tuple(
             ProcessUse(pid=pod.pid, memory_used_bytes=400 << 20, sm_ratio=pod.unit.of_device * pod.level)
@@ -328,7 +328,7 @@ class World:
         )
 
     def truth(self) -> NodeTruth:
-        """Give what the kubelet tells from."""
+        """Return the truth for the kubelet's answers."""
         allocatable: dict[str, list[str]] = {}
         for unit in self.units():
             allocatable.setdefault(unit.resource, []).append(unit.device_id)
@@ -358,7 +358,7 @@ class World:
 
 
 def new_world(random: Random, directory: Path) -> World:
-    """Make a node at random; a device plugin divides all shared GPUs alike."""
+    """Return a random node; a device plugin divides all shared GPUs alike."""
     replicas = random.choice((2, 3, 4))
     boards = [
         Board(
@@ -367,8 +367,8 @@ def new_world(random: Random, directory: Path) -> World:
             model=random.choice(MODELS),
             layout=random.choice(LAYOUTS) if kind == "mig" else (),
             replicas=replicas if kind == "shared" else 1,
-            counts_energy=random.random() < TELLING_CHANCE,
-            tells_processes=random.random() < TELLING_CHANCE,
+            counts_energy=random.random() < REPORTING_CHANCE,
+            reports_processes=random.random() < REPORTING_CHANCE,
         )
         for index, kind in enumerate(random.choices(("whole", "mig", "shared"), k=random.randint(1, 4)))
     ]
