@@ -53,18 +53,18 @@ class Fork:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended."""
+        """Return the exit code; ``None`` while the process runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end; return the exit code."""
         if not self.ended.wait(timeout):
             raise subprocess.TimeoutExpired("gpu-cost-exporter", timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal if the process has not ended."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
@@ -78,7 +78,7 @@ class Fork:
 
 
 class ForkServer:
-    """The process that forks, and what it has told of its forks."""
+    """The process that forks, and its reports about the forks."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,27 +108,27 @@ class ForkServer:
 
     def _read(self) -> None:
         while text := self._socket.recv(MOST_BYTES):
-            told: dict[str, int] = json.loads(text)
-            if "code" in told:
-                fork = self._forks.pop(told["pid"])
-                fork.returncode = told["code"]
+            report: dict[str, int] = json.loads(text)
+            if "code" in report:
+                fork = self._forks.pop(report["pid"])
+                fork.returncode = report["code"]
                 fork.ended.set()
             elif self._starting:
-                self._starting.pid = told["pid"]
-                self._forks[told["pid"]] = self._starting
+                self._starting.pid = report["pid"]
+                self._forks[report["pid"]] = self._starting
                 self._starting.started.set()
 
 
 @cache
 def _server() -> ForkServer:
-    """Of this test process."""
+    """Return the server of this test process."""
     return ForkServer()
 
 
 def fork(
     *words: str, env: Mapping[str, str] | None = None, stdout: IO[Any] | int = 1, stderr: IO[Any] | int = 2
 ) -> Fork:
-    """Start the program in the root of the repository; streams are as ``subprocess.Popen`` has them."""
+    """Start the program in the root of the repository; streams are as for ``subprocess.Popen``."""
     made, descriptors, pipes = Fork(), [], []
     for name, stream in (("stdout", stdout), ("stderr", stderr)):
         if stream == subprocess.PIPE:
@@ -147,18 +147,18 @@ def fork(
 
 
 def run_fork(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end; what it wrote."""
+    """Run the program to its end; return its output."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         code = fork(*words, env=env, stdout=output, stderr=errors).wait(PATIENCE_SECONDS)
-        told = []
+        outputs = []
         for stream in (output, errors):
             stream.seek(0)
-            told.append(stream.read())
-        return subprocess.CompletedProcess(words, code, *told)
+            outputs.append(stream.read())
+        return subprocess.CompletedProcess(words, code, *outputs)
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for each request until nobody can ask any more; only a fork returns, to run the program."""
+    """Fork for each request until the other end is closed; only a fork returns, to run the program."""
     waiting = selectors.DefaultSelector()
     waiting.register(requests, selectors.EVENT_READ)
     while True:
@@ -167,8 +167,8 @@ def serve(requests: socket.socket) -> None:
                 waiting.unregister(key.fileobj)
                 os.close(key.fd)
                 _, status = os.waitpid(key.data, 0)
-                told = {"pid": key.data, "code": os.waitstatus_to_exitcode(status)}
-                requests.send(json.dumps(told).encode())
+                report = {"pid": key.data, "code": os.waitstatus_to_exitcode(status)}
+                requests.send(json.dumps(report).encode())
                 continue
             text, descriptors, _, _ = socket.recv_fds(requests, MOST_BYTES, 2)
             if not text:
@@ -189,7 +189,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Take over what a new process would be given."""
+    """Take over arguments, environment and streams as a new process gets them."""
     for descriptor, stream in zip(streams, (sys.stdout, sys.stderr), strict=True):
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
@@ -199,7 +199,7 @@ def become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    # Its own import of the kubeconfig reader does the same.
+    # The program's own import of the kubeconfig reader does the same.
     sys.modules["kubernetes_validate"] = None  # type: ignore[assignment]
     for _name in LOADED:
         importlib.import_module(_name)
@@ -212,9 +212,9 @@ if __name__ == "__main__":
 
 
 POLL_SECONDS = 0.25
-"""A scrape costs the agent and its test as much as a tenth of a second of sampling."""
+"""A scrape costs the agent and its test as much CPU as 0.1 s of sampling."""
 _OF_A_START = frozenset({"LD_PRELOAD", "PYTHONPATH"})
-"""Variables that a process takes when it starts, and a fork does not."""
+"""Variables that take effect when a process starts, and not in a fork."""
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
 
 
@@ -227,11 +227,11 @@ class AgentProcess:
     lines: list[str] = field(default_factory=list)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        """Status and body of a GET; an error status is an answer too."""
+        """Return status and body of a GET; an error status is also an answer."""
         return self.ask("GET", path, headers)
 
     def ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        """Status and body of a request."""
+        """Return status and body of a request."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers or {})
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
@@ -241,13 +241,13 @@ class AgentProcess:
                 return error.code, error.read().decode()
 
     def series(self) -> dict[str, float]:
-        """One scrape: value by name and labels, as they stand on the page."""
+        """Scrape once; return values by name and labels, as on the page."""
         _, text = self.get("/metrics")
         rows = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in rows}
 
     def until(self, check: Callable[[dict[str, float]], object], what: str) -> dict[str, float]:
-        """The first scrape for which ``check`` holds; one that is not answered in time is asked for again."""
+        """Return the first scrape for which ``check`` holds; a scrape without a timely answer is repeated."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError), _timeouts():
@@ -255,10 +255,10 @@ class AgentProcess:
                 if check(page):
                     return page
             time.sleep(POLL_SECONDS)
-        raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self.lines[-5:]}")
+        raise AssertionError(f"not seen within {PATIENCE_SECONDS} s: {what}; its log: {self.lines[-5:]}")
 
     def children(self) -> list[int]:
-        """Process ids of the agent's children."""
+        """Return the process ids of the agent's children."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
         return [int(pid) for pid in text.split()]
 
@@ -270,7 +270,7 @@ class AgentProcess:
 
 @contextmanager
 def _timeouts() -> Iterator[None]:
-    """Raises TimeoutError for a connection that is not made in time, too, which urllib wraps."""
+    """Raise TimeoutError also for a late connection, for which urllib wraps it."""
     try:
         yield
     except urllib.error.URLError as error:
@@ -280,15 +280,15 @@ def _timeouts() -> Iterator[None]:
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Wait until something is so, without an event loop."""
+    """Wait until a condition holds, without an event loop."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"not so after {PATIENCE_SECONDS} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {what}"
         time.sleep(0.05)
 
 
 async def until(check: Callable[[], object]) -> None:
-    """Wait until something in this process is so."""
+    """Wait until a condition in this process holds."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not check():
         assert time.monotonic() < end, "not seen in time"
@@ -297,7 +297,7 @@ async def until(check: Callable[[], object]) -> None:
 
 @contextmanager
 def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """An HTTP server of a few lines on a free port, in threads that log nothing; its address."""
+    """Serve HTTP in threads on a free port without a log; yield the address."""
     quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -310,13 +310,13 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def gpu_seconds(page: dict[str, float]) -> float:
-    """All GPU-seconds that a page shows as metered, those of owners that are not known yet included."""
+    """Return all metered GPU-seconds of a page, including those of unknown owners."""
     capacity = matching(page, "gpu_exporter_ledger_capacity_seconds_total")
     return sum(capacity.values(), page.get("gpu_exporter_ledger_withheld_seconds", 0.0))
 
 
 def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, float]:
-    """Series of one metric that carry all of the labels."""
+    """Return the series of one metric that carry all of the labels."""
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     return {
         key: value
@@ -329,15 +329,15 @@ def matching(page: dict[str, float], name: str, **labels: str) -> dict[str, floa
 def running_agent(
     *arguments: str, prefix: Sequence[str] = (), env: dict[str, str] | None = None, is_fork: bool = True
 ) -> Iterator[AgentProcess]:
-    """Start an agent on a free port and wait until it listens; it is gone when the block ends.
+    """Start an agent on a free port and wait until it listens; it ends with the block.
 
-    Without a simulated node it has a directory of its own for the node's lock: tests side by side are all on one node.
+    Without a simulated node it gets a separate directory for the node's lock: parallel tests are all on one node.
 
     Args:
-        arguments: Of the agent.
-        prefix: Command that starts it; it is in an interpreter of its own then.
-        env: More of its environment.
-        is_fork: Whether it is a fork of a process that has loaded it, where no prefix is given.
+        arguments: Arguments of the agent.
+        prefix: Command that starts it, in a separate interpreter.
+        env: Additions to its environment.
+        is_fork: Whether it is a fork of a process that has loaded it; without a prefix only.
     """
     with tempfile.TemporaryDirectory() as lock:
         own = {} if "--simulate" in arguments else {"GPU_COST_EXPORTER_LOCK_DIR": lock}

@@ -30,7 +30,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "alertmanager-exam
 TEMPLATE = EXAMPLE.with_suffix(".tmpl")
 WAITS = {"group_wait": "1s", "group_interval": "1s", "repeat_interval": "1h"}
 QUIET_SECONDS = 4.0
-"""Longer than a wait and two intervals: what has not come by then does not come."""
+"""Longer than a wait and two intervals: a message that is missing by then does not come."""
 
 Message = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ Message = Mapping[str, Any]
 def alert(
     name: str, severity: str, *, annotations: Mapping[str, str] | None = None, **labels: str
 ) -> dict[str, Mapping[str, str]]:
-    """An alert as Prometheus sends it, of now."""
+    """Return an alert of now, as Prometheus sends it."""
     words = {
         "summary": f"{name} of {labels.get('workload_name', labels.get('node', 'all'))}",
         "description": "Fix: so. Mute: so.",
@@ -53,18 +53,18 @@ def alert(
 
 @dataclass(slots=True, kw_only=True)
 class Receivers:
-    """What has been sent, by receiver: the bodies of requests, oldest first."""
+    """Bodies of the requests that each receiver got, oldest first."""
 
     got: list[tuple[str, Message]] = field(default_factory=list)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def of(self, receiver: str) -> list[Message]:
-        """Messages of one receiver."""
+        """Return the messages of one receiver."""
         return [message for name, message in self.got if name == receiver]
 
     @property
     def text(self) -> str:
-        """All words of all messages."""
+        """Return the text of all messages."""
         return "\n".join(str(message) for _, message in self.got)
 
     async def until(self, condition: Callable[["Receivers"], bool], seconds: float = 30.0) -> None:
@@ -75,14 +75,14 @@ class Receivers:
                 await self._arrived.wait()
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Take one message."""
+        """Accept one message."""
         self.got.append((request.match_info["receiver"], await request.json()))
         self._arrived.set()
         return web.Response(text="ok")
 
 
 def for_test(url: str) -> dict[str, Any]:
-    """The example with receivers at ``url`` and short waits; all else as it is shipped."""
+    """Return the example with receivers at ``url`` and short waits; all else is as shipped."""
     config: dict[str, Any] = read_yaml(EXAMPLE.read_text(encoding="utf-8"))
     for receiver in config["receivers"]:
         for slack in receiver.get("slack_configs", ()):
@@ -106,7 +106,7 @@ class Alertmanager:
     receivers: Receivers
 
     async def post(self, alerts: Iterable[Mapping[str, Mapping[str, str]]], *, over: bool = False) -> None:
-        """Send alerts as Prometheus does: firing for the next hour, or over."""
+        """Post alerts as Prometheus does: firing for the next hour, or resolved."""
         now = datetime.now(UTC)
         times = {"startsAt": now.isoformat()}
         times["endsAt"] = (now if over else now + timedelta(hours=1)).isoformat()
@@ -118,7 +118,7 @@ class Alertmanager:
             assert response.status == 200, await response.text()
 
     async def inhibited(self) -> set[str]:
-        """Names of workloads, else of nodes, whose alerts are held back now."""
+        """Return the workloads, or nodes, of the alerts that are inhibited now."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{self.url}/api/v2/alerts") as response,
@@ -132,7 +132,7 @@ class Alertmanager:
 
 
 def with_webhooks(url: str) -> dict[str, Any]:
-    """Return the configuration with a webhook for every receiver that gets alerts: it logs labels and state."""
+    """Return the configuration with a webhook for every receiver with alerts: it logs labels and state."""
     config = for_test(url)
     for receiver in config["receivers"]:
         if receiver.pop("slack_configs", None):
@@ -144,7 +144,7 @@ def with_webhooks(url: str) -> dict[str, Any]:
 async def alertmanager(
     directory: Path, configure: Callable[[str], dict[str, Any]] = for_test
 ) -> AsyncIterator[Alertmanager]:
-    """Start one on the example, with a server for all of its receivers."""
+    """Start Alertmanager on the example, with a server for all of its receivers."""
     program = find_tools().alertmanager
     if program is None:
         pytest.skip("needs prometheus-alertmanager on the PATH: make install")
@@ -189,10 +189,10 @@ AGENTS: Mapping[str, tuple[str, ...]] = {
     "plain": ("--kube-metadata", "off"),
     "doomed": ("--kube-metadata", "on"),
 }
-"""Scenario by scenario: options of its agent."""
+"""Options of the agent, by scenario."""
 
 HOUR = "30s"
-"""How long an hour of the agents' windows takes."""
+"""Duration of an hour in the agents' windows."""
 SHORTER = {
     "interval: 1m": "interval: 1s",
     "[15m]": "[10s]",
@@ -209,7 +209,7 @@ SUBSTITUTIONS = (
     *(item._replace(demo=SHORTER.get(item.shipped, item.demo)) for item in stack.SUBSTITUTIONS),
     *UNKNOWN,
 )
-"""The demonstration's, shorter still. As in the shipped rules an exporter is down before waste outlives its cause."""
+"""As in the demonstration, but shorter. As in the shipped rules, an exporter is down before waste alerts end."""
 
 CONFIG = """\
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
@@ -226,15 +226,15 @@ Alert = Mapping[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class AlertStack:
-    """All of it, running."""
+    """The running stack."""
 
     manager: Alertmanager
     prometheus: Program
     agents: Mapping[str, Program]
     since: float = field(default_factory=time.time)
 
-    def told(self, status: str = "firing", **labels: str) -> list[tuple[str, Alert]]:
-        """Who was sent an alert of these labels, and the alert; oldest first."""
+    def received(self, status: str = "firing", **labels: str) -> list[tuple[str, Alert]]:
+        """Return the receiver and the alert for each sent alert with these labels; oldest first."""
         return [
             (receiver, one)
             for receiver, message in self.manager.receivers.got
@@ -242,19 +242,19 @@ class AlertStack:
             if one["status"] == status and labels.items() <= one["labels"].items()
         ]
 
-    async def until_told(self, seconds: float, status: str = "firing", **labels: str) -> tuple[str, Alert]:
-        """Wait for an alert; its receiver and itself."""
+    async def until_received(self, seconds: float, status: str = "firing", **labels: str) -> tuple[str, Alert]:
+        """Wait for an alert; return its receiver and the alert."""
         try:
-            await self.manager.receivers.until(lambda _: bool(self.told(status, **labels)), seconds)
+            await self.manager.receivers.until(lambda _: bool(self.received(status, **labels)), seconds)
         except TimeoutError:
             raise AssertionError(
-                f"nobody was told {labels} ({status}) within {seconds} s; told: {self.summaries()}; "
-                f"known to Prometheus: {await self.alerts()}"
+                f"no message for {labels} ({status}) within {seconds} s; messages: {self.summaries()}; "
+                f"alerts in Prometheus: {await self.alerts()}"
             ) from None
-        return self.told(status, **labels)[0]
+        return self.received(status, **labels)[0]
 
     def summaries(self) -> list[str]:
-        """What has been told, in words."""
+        """Return the sent alerts as text."""
         return [
             f"{receiver}: {one['status']} {one['labels']['alertname']}: {one['annotations'].get('summary')}"
             for receiver, message in self.manager.receivers.got
@@ -262,7 +262,7 @@ class AlertStack:
         ]
 
     async def ask(self, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Data of Prometheus' answer."""
+        """Query Prometheus; return the data of its answer."""
         url = f"{self.prometheus.ready_url.removesuffix('/-/ready')}/api/v1/{path}"
         async with aiohttp.ClientSession() as session, session.get(url, params=query) as response:
             answer = await response.json()
@@ -270,19 +270,19 @@ class AlertStack:
         return answer["data"]
 
     async def alerts(self, selector: str = "ALERTS") -> list[Mapping[str, str]]:
-        """Labels of every alert that has been pending or firing since the start."""
+        """Return the labels of every alert that has been pending or firing since the start."""
         found: list[Mapping[str, str]] = await self.ask(
             "series", **{"match[]": selector, "start": str(self.since), "end": str(time.time())}
         )
         return found
 
     async def ask_value(self, expression: str) -> list[float]:
-        """Values of an instant query."""
+        """Return the values of an instant query."""
         data = await self.ask("query", query=expression)
         return [float(row["value"][1]) for row in data["result"]]
 
     async def held(self) -> Mapping[tuple[str, str], bool]:
-        """What Alertmanager holds now, by alert and workload, and whether it keeps it back."""
+        """Return the alerts in Alertmanager now, by alert and workload, and whether each is inhibited."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{self.manager.url}/api/v2/alerts") as response,
@@ -302,7 +302,7 @@ class AlertStack:
 
 
 async def until(check: Callable[[], Awaitable[object]], what: str, seconds: float) -> None:
-    """Ask until it holds."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + seconds
     while not await check():
         assert time.monotonic() < deadline, f"not seen within {seconds} s: {what}"
@@ -352,7 +352,7 @@ def _prometheus(program: str, manager: Alertmanager, agents: Mapping[str, Progra
 
 @asynccontextmanager
 async def alert_stack(directory: Path) -> AsyncIterator[AlertStack]:
-    """Start all of it; Prometheus once the agents answer, so that no target is down at first."""
+    """Start the stack; Prometheus starts after the agents answer, so that no target is down at first."""
     program = find_tools().prometheus
     if program is None:
         pytest.skip("needs prometheus on the PATH: make install")
@@ -383,7 +383,7 @@ NODES = {
     "node-b": ("consumers-node.yaml", ("--dcgm-address", "localhost:5555")),
 }
 HIDING = "gpu-cost-gpu-cost-exporter-4f6zq"
-"""An idle pod of a tenant, named like one of the agent's own: it holds its GPU all the same."""
+"""An idle pod of a tenant, with a name like those of the agent's pods: it still holds its GPU."""
 HOLDERS = {
     "node-a": {"train-0", "notebook-4", "llm-a", "llm-b"},
     "node-b": {"resnet-0", "bert-serving", "idle-slice", "etl-a", "etl-b", HIDING},
@@ -403,13 +403,13 @@ NAMESPACES = {
 
 
 def labels_in(name: str) -> dict[str, str]:
-    """Labels of a series as they stand on a page."""
+    """Return the labels of a series as on a page."""
     return dict(re.findall(r'([A-Za-z_]+)="([^"]*)"', name))
 
 
 @contextmanager
 def agents() -> Iterator[dict[str, AgentProcess]]:
-    """Both nodes' agents, with every holder in sight."""
+    """Start the agents of both nodes; wait until they show every holder."""
     with ExitStack() as stack:
         found = {}
         for node, (file, words) in NODES.items():
@@ -432,7 +432,7 @@ def agents() -> Iterator[dict[str, AgentProcess]]:
 
 @contextmanager
 def kube_state_metrics() -> Iterator[str]:
-    """The address of a page as kube-state-metrics has one, of the pods that hold GPUs."""
+    """Serve a page like that of kube-state-metrics for the pods with GPUs; yield its address."""
     lines = []
     for pod, namespace in NAMESPACES.items():
         labels = f'namespace="{namespace}",pod="{pod}",uid="{pod}"'
@@ -445,7 +445,7 @@ def kube_state_metrics() -> Iterator[str]:
 
 
 def jobs(found: Mapping[str, AgentProcess], state: str, folder: Path, *, honor: bool) -> list[Document]:
-    """The agents as the Prometheus operator scrapes them by the chart's monitor, and kube-state-metrics."""
+    """Return the scrape configurations of the agents, from the chart's monitor, and of kube-state-metrics."""
     values = f"monitoring: {{podMonitor: {{enabled: true}}, scrape: {{honorLabels: {str(honor).lower()}}}}}"
     monitor = next(one for one in documents(values=values) if one["kind"] == "PodMonitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -461,7 +461,7 @@ def jobs(found: Mapping[str, AgentProcess], state: str, folder: Path, *, honor: 
 
 @contextmanager
 def prometheuses(found: Mapping[str, AgentProcess], folder: Path) -> Iterator[dict[bool, Scraper]]:
-    """A Prometheus that honours labels and one that does not, each with several scrapes of both nodes."""
+    """Start two Prometheus, one of which honours labels, each with several scrapes of both nodes."""
     with ExitStack() as stack:
         state = stack.enter_context(kube_state_metrics())
         servers = {}
@@ -478,7 +478,7 @@ def prometheuses(found: Mapping[str, AgentProcess], folder: Path) -> Iterator[di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A sample as OpenCost's collector reads it."""
+    """A sample, as read by OpenCost's collector."""
 
     name: str
     labels: dict[str, str]
@@ -495,9 +495,9 @@ _TOKENS = (
     ("sign", re.compile(r"[{},=]")),
     ("string", re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)),
     ("word", re.compile(r"[A-Za-z][A-Za-z0-9_]*")),
-    # Takes the character after it, too.
+    # It consumes the next character, too.
     ("value", re.compile(r"([0-9.+\-][NaInf+\-._eE0-9]*).?", re.DOTALL)),
-    # What its lexer knows nothing of it leaves out without a word: a name's first underline, a colon.
+    # The lexer skips unknown characters silently: a leading underscore of a name, a colon.
     ("nothing", re.compile(r"_")),
 )
 _ESCAPES = {r"\n": "\n", r"\\": "\\", r"\"": '"'}
@@ -523,10 +523,10 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def opencost_reads(text: str) -> list[Record]:
-    """A page, by the rules of the parser of OpenCost's collector (2026): newlines mean nothing, one fault refuses all.
+    """Parse a page as OpenCost's collector does (2026): newlines have no meaning, one fault refuses the whole page.
 
     Raises:
-        PageError: Something stands where it does not expect it.
+        PageError: A token is not the expected one.
     """
     tokens = [*_tokens(text), ("end", "")]
     found, place = [], 0

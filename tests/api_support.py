@@ -32,7 +32,7 @@ SELECTOR = {"fieldSelector": f"spec.nodeName={NODE},status.phase!=Succeeded,stat
 
 
 def pod(name: str, *, uid: str = "", phase: str = "Running", node: str = NODE, **metadata: object) -> dict[str, Any]:
-    """Make a pod as the API has it, with the ``managedFields`` and the null list that real ones have too."""
+    """Make a pod as in the API, with the ``managedFields`` and the null list of real pods."""
     return {
         "kind": "Pod",
         "apiVersion": "v1",
@@ -63,7 +63,7 @@ async def until(holds: Callable[[], bool], what: str, seconds: float = 10.0) -> 
 
 
 class World:
-    """Objects and faults, and the server and client over them."""
+    """Objects and faults, and a server and a client for them."""
 
     def __init__(self, folder: Path, **options: Any) -> None:  # noqa: ANN401 - of ApiServer
         self.objects = ApiObjects()
@@ -92,7 +92,7 @@ class World:
 
 
 class Waits:
-    """A sleep that is over soon and remembers how long it should have been."""
+    """A sleep that ends soon and records its requested durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -104,7 +104,7 @@ class Waits:
 
 @contextlib.asynccontextmanager
 async def following(client: ApiClient, **options: Any) -> AsyncIterator[ListWatch[str]]:  # noqa: ANN401 - of ListWatch
-    """Follow the pods of the node by their UIDs; ``random`` is the client's."""
+    """Follow the pods of the node by their UIDs; ``random`` is that of the client."""
     client.random = options.pop("random", client.random)
     settings = {
         "path": PODS,
@@ -132,7 +132,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def scripted(
     answer: Answer, folder: Path, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[ApiClient, list[web.Request]]]:
-    """Serve whatever a test wants, however wrong; give a client of it and the requests in their order."""
+    """Serve the answers of a test, also invalid ones; yield a client and the requests in their order."""
     requests: list[web.Request] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -186,7 +186,7 @@ def pod_list(*pods: object, version: int = 100) -> web.Response:
 
 
 def self_signed(folder: Path, names: Sequence[str] = ("IP:127.0.0.1",)) -> ServerTls:
-    """Make a certificate that is its own authority."""
+    """Make a self-signed certificate."""
     tls = ServerTls(certificate=folder / "ca.crt", key=folder / "tls.key")
     folder.mkdir(parents=True, exist_ok=True)
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -204,7 +204,7 @@ DEADLINE_SECONDS = 15.0
 
 
 class Cluster:
-    """Objects that a test changes, and time that it lets pass."""
+    """Objects and a time that a test changes."""
 
     def __init__(self) -> None:
         self.pods: dict[tuple[str, str], dict[str, Any]] = {}
@@ -243,7 +243,7 @@ class Cluster:
 
 
 class Reader:
-    """Metadata that runs against a cluster's server, asked as the agent asks it."""
+    """Metadata that runs against a cluster's server, driven as by the agent."""
 
     def __init__(self, cluster: Cluster, server: ApiServer, metadata: Metadata) -> None:
         self.cluster = cluster
@@ -251,7 +251,7 @@ class Reader:
         self.metadata = metadata
 
     def passes(self, seconds: float) -> None:
-        """Let time pass in the agent's steps."""
+        """Advance the time in the agent's steps."""
         for _ in range(round(seconds)):
             self.cluster.now += 1.0
             self.metadata.evidence(self.cluster.now)
@@ -278,7 +278,7 @@ async def reading(
     **settings: Any,  # noqa: ANN401 - as MetadataSettings
 ) -> Any:  # noqa: ANN401 - an async generator, as the decorator wants it
     for module in ("client.configuration", "config.kube_config"):
-        # The agent loads it when it first needs it: seconds on a busy machine, and not what is waited for here.
+        # The agent loads it at the first use: seconds on a busy machine, and not part of the measured wait.
         importlib.import_module(f"kubernetes.aio.{module}")
     server = ApiServer(
         cluster.objects,

@@ -39,16 +39,16 @@ PLATFORMS = ("gpu-operator", "eks", "gke", "aks", "openshift", "k3s", "bare")
 SIMULATED = "agent: {config: {simulate: demo}}"
 OPERATOR_API = "monitoring.coreos.com/v1"
 SCHEMAS = ROOT / ".tools" / "schemas"
-"""Of custom resources."""
+"""Schemas of custom resources."""
 BUILT_IN_SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 KUBERNETES_VERSIONS = ("1.27", "1.37")
-"""The oldest and the newest that the chart is for."""
+"""The oldest and the newest version that the chart supports."""
 COPIES = ("rules.yaml", "dashboards.yaml")
-"""Templates whose text is that of files of the repository."""
+"""Templates that copy files of the repository."""
 OPERATOR_KINDS = frozenset({"PodMonitor", "ServiceMonitor", "PrometheusRule"})
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
-"""Values with every switch on that goes with the others."""
+"""Values that enable every switch, except those that exclude another."""
 MODES: dict[str, tuple[tuple[Path, ...], str]] = {
     "privileged": ((), "agent: {driver: {mode: privileged}}"),
     "library-file": (
@@ -79,14 +79,14 @@ MODES: dict[str, tuple[tuple[Path, ...], str]] = {
     ),
     "service-alone": ((), "agent: {enabled: false}\nservice: {enabled: true, config: {prometheus: http://p:9090}}"),
 }
-"""Files and values of installations that differ in one thing each."""
+"""Files and values of installations; each differs in one respect."""
 PATIENCE_SECONDS = 60.0
 
 Document = dict[str, Any]
 
 
 def helm(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """What helm says."""
+    """Return the output of helm."""
     done = subprocess.run(
         [program_of_helm(), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -103,7 +103,7 @@ def rendered(
     kube_version: str = "1.37.0",
     api: str = "",
 ) -> str:
-    """Every manifest of a release as text; ``values`` is YAML that wins over the files."""
+    """Return every manifest of a release as text; ``values`` is YAML that overrides the files."""
     done = template(*files, values=values, release=release, namespace=namespace, kube_version=kube_version, api=api)
     return done.stdout
 
@@ -117,7 +117,7 @@ def template(
     api: str = "",
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Have helm render, for a cluster that has the kinds of ``api``, too; with ``check=False`` it may refuse."""
+    """Render with helm, for a cluster that also has the kinds of ``api``; with ``check=False`` helm may refuse."""
     chosen = [word for path in (REGISTRY, *files) for word in ("--values", str(path))]
     chosen += ["--api-versions", api] if api else []
     command = [program_of_helm(), "template", release, str(CHART), "--namespace", namespace]
@@ -130,55 +130,55 @@ def template(
 
 
 def program_of_helm() -> str:
-    """The pinned helm of the virtual environment, else one that is on the PATH."""
+    """Return the pinned helm of the virtual environment, or one on the PATH."""
     pinned = Path(sys.executable).with_name("helm")
     return str(pinned) if pinned.exists() else tool("helm")
 
 
 def documents(*files: Path, values: str = "", release: str = "gpu-cost", namespace: str = "gpu-cost") -> list[Document]:
-    """Every manifest of a release but rules and dashboards, which take a second to read."""
+    """Return every manifest of a release except rules and dashboards, which take a second to read."""
     return read(without_copies(rendered(*files, values=values, release=release, namespace=namespace)))
 
 
 def read(text: str) -> list[Document]:
-    """Manifests of a text."""
+    """Return the manifests in a text."""
     return [document for document in read_documents(text) if document]
 
 
 def without_copies(text: str) -> str:
-    """The manifests without rules and dashboards, which are the repository's."""
+    """Return the manifests without rules and dashboards, which are the repository's."""
     parts = re.split(r"(?m)^---\n", text)
     return "---\n".join(part for part in parts if not any(f"/{name}" in part.partition("\n")[0] for name in COPIES))
 
 
 def of_kind(found: Iterable[Document], kind: str, component: str = "") -> Document:
-    """The only manifest of a kind, or of a kind whose name or labels say which part it belongs to."""
+    """Return the only manifest of a kind, or of a kind with a name or label of the component."""
     (chosen,) = all_of_kind(found, kind, component)
     return chosen
 
 
 def all_of_kind(found: Iterable[Document], kind: str, component: str = "") -> list[Document]:
-    """All manifests of a kind; ``component`` is part of their name."""
+    """Return all manifests of a kind; ``component`` is part of their name."""
     return [one for one in found if one["kind"] == kind and component in one["metadata"]["name"]]
 
 
 class _StrictLoader(LOADER):
-    """Refuses a key that is twice in a mapping, as the API server does with strict validation."""
+    """Refuses a duplicate key of a mapping, as the API server does with strict validation."""
 
     def construct_mapping(self, node: yaml.MappingNode, *, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if len(keys) > len(set(keys)):
-            raise yaml.constructor.ConstructorError(None, None, f"a key is there twice: {keys}", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"a duplicate key: {keys}", node.start_mark)
         return dict(super().construct_mapping(node, deep=deep))
 
 
 def manifest_problems(version: str, path: Path) -> list[str]:
-    """What the schemas of a version of Kubernetes, and of custom resources, find wrong with manifests, strictly."""
+    """Return the strict errors of manifests, by the schemas of a version of Kubernetes and of custom resources."""
     return [found for document in _strictly_read(path) for found in _problems(version, document) or ()]
 
 
 def without_schema(version: str, path: Path) -> set[str]:
-    """Return the kinds in a file of manifests that have no schema; everything else in it is strictly valid."""
+    """Return the kinds in a file of manifests that have no schema; all else in it is strictly valid."""
     assert manifest_problems(version, path) == []
     return {document["kind"] for document in _strictly_read(path) if _problems(version, document) is None}
 
@@ -190,7 +190,7 @@ def _strictly_read(path: Path) -> list[Document]:
 
 
 def _problems(version: str, document: Document) -> list[str] | None:
-    """What is wrong with a manifest; ``None`` if there is no schema for its kind."""
+    """Return the errors of a manifest; ``None`` without a schema for its kind."""
     group, _, api_version = document["apiVersion"].rpartition("/")
     name = "-".join(word for word in (document["kind"].lower(), group.partition(".")[0], api_version) if word)
     folder = BUILT_IN_SCHEMAS / f"v{version}.0-local-strict"
@@ -204,19 +204,19 @@ def _problems(version: str, document: Document) -> list[str] | None:
 
 @lru_cache
 def _definitions(folder: Path) -> Registry[Any]:
-    """What the schemas of a version of Kubernetes refer to."""
+    """Return the definitions that the schemas of a version of Kubernetes refer to."""
     definitions = Resource.from_contents(json.loads((folder / "_definitions.json").read_text(encoding="utf-8")))
     return definitions @ Registry()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How a rendered container would start, with its mounts as folders of this machine."""
+    """The start of a rendered container, with its mounts as folders of this machine."""
 
     args: list[str]
     env: dict[str, str]
     folders: dict[str, Path] = field(default_factory=dict)
-    """By mount path."""
+    """Folders by mount path."""
 
 
 def started(
@@ -225,13 +225,13 @@ def started(
     folder: Path,
     secrets: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> Start:
-    """Lay out what a workload's only container would see.
+    """Create the files that the only container of a workload sees.
 
     Args:
         workload: A DaemonSet or a Deployment.
         found: The release, for its ConfigMaps and Secrets.
-        folder: Where the mounts are made.
-        secrets: Contents of Secrets and ConfigMaps that exist already, by name and key.
+        folder: Folder in which the mounts are made.
+        secrets: Contents of existing Secrets and ConfigMaps, by name and key.
     """
     spec = workload["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -239,7 +239,7 @@ def started(
     volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
     folders: dict[str, Path] = {}
     for number, mount in enumerate(container.get("volumeMounts", [])):
-        assert "subPath" not in mount, f"{mount}: a subPath is never renewed"
+        assert "subPath" not in mount, f"{mount}: a subPath is never updated"
         folders[mount["mountPath"]] = folder / f"mount-{number}"
         _fill(folders[mount["mountPath"]], volumes[mount["name"]], contents)
     for made in folders.values():
@@ -289,14 +289,14 @@ def scrape_config(
     folder: Path,
     secrets: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> Document:
-    """What the Prometheus operator makes of a monitor's endpoint, for one target that is known already.
+    """Return the scrape configuration of the Prometheus operator for a monitor's endpoint, with one known target.
 
     Args:
-        endpoint: Of a PodMonitor or a ServiceMonitor.
+        endpoint: Endpoint of a PodMonitor or a ServiceMonitor.
         job: Name of the job.
         target: ``127.0.0.1:9400``.
-        labels: What discovery would have found; ``__meta_...`` for relabelling.
-        folder: Where certificates and passwords are written.
+        labels: Labels from discovery; ``__meta_...`` for relabelling.
+        folder: Folder for certificates and passwords.
         secrets: Contents of the Secrets that the endpoint names.
     """
     config: Document = {
@@ -342,13 +342,13 @@ def _snake(rule: Document) -> Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scraper:
-    """A real Prometheus that scrapes what it was told to."""
+    """A real Prometheus with given scrape configurations."""
 
     port: int
     log: Path
 
     def query(self, expression: str) -> dict[frozenset[tuple[str, str]], float]:
-        """An instant query: value by label set."""
+        """Run an instant query; return values by label set."""
         url = f"http://127.0.0.1:{self.port}/api/v1/query"
         body = urllib.parse.urlencode({"query": expression}).encode()
         with urllib.request.urlopen(url, data=body, timeout=10) as answer:
@@ -356,7 +356,7 @@ class Scraper:
         return {frozenset(row["metric"].items()): float(row["value"][1]) for row in rows}
 
     def until(self, expression: str, count: int = 1) -> dict[frozenset[tuple[str, str]], float]:
-        """The first answer with so many rows."""
+        """Return the first answer with the given number of rows."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -371,7 +371,7 @@ class Scraper:
 
 @contextmanager
 def page_server(text: Callable[[], str]) -> Iterator[str]:
-    """Serve a page of metrics, made again for each request; its address."""
+    """Serve a page of metrics, made again for each request; yield its address."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -387,7 +387,7 @@ def page_server(text: Callable[[], str]) -> Iterator[str]:
 
 @contextmanager
 def scraping(folder: Path, configs: Iterable[Document], rules: Iterable[Path] = ()) -> Iterator[Scraper]:
-    """Start a Prometheus with these scrape configurations and files of rules; it is gone when the block ends."""
+    """Start a Prometheus with these scrape configurations and files of rules; it ends with the block."""
     port = free_port(0)
     file = folder / "prometheus.yml"
     whole = {
@@ -416,7 +416,7 @@ FOLDERS = [BASE, *OVERLAYS]
 
 @lru_cache(maxsize=64)
 def text_of(folder: Path) -> str:
-    """What a folder is when it is built."""
+    """Return the build of a folder as text."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(folder)]
     elif shutil.which("kustomize"):
@@ -425,28 +425,28 @@ def text_of(folder: Path) -> str:
         pytest.skip("needs kubectl or kustomize on the PATH")
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "a warning, such as of a field that will go"
+    assert done.stderr == "", "a warning, such as for a deprecated field"
     return done.stdout
 
 
 @lru_cache(maxsize=64)
 def built(folder: Path) -> list[Document]:
-    """Its documents, not to be changed."""
+    """Return the documents of a folder; read-only."""
     return read(text_of(folder))
 
 
 def overlay(name: str) -> list[Document]:
-    """Documents of an overlay, or of the base."""
+    """Return the documents of an overlay, or of the base."""
     return built(BASE if name == "base" else KUSTOMIZE / "overlays" / name)
 
 
 def composed(folder: Path, components: Iterable[str], resource: Path = BASE, **more: object) -> list[Document]:
-    """Documents of a user's own kustomization.
+    """Return the documents of a user's kustomization.
 
     Args:
-        folder: Where it is written; empty.
+        folder: Empty folder for the kustomization.
         components: Names below ``components``.
-        resource: What it is made of.
+        resource: Its resource.
         more: Further keys of it.
     """
     folder.mkdir(exist_ok=True)
@@ -464,13 +464,13 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def pod_spec(workload: Document) -> Document:
-    """The spec of a workload's pods."""
+    """Return the spec of a workload's pods."""
     spec: Document = workload["spec"]["template"]["spec"]
     return spec
 
 
 def options(container: Document) -> dict[str, object]:
-    """Options that its environment sets, by their keys in a configuration file."""
+    """Return the options that its environment sets, by their keys in a configuration file."""
     prefix = "GPU_COST_EXPORTER_"
     return {
         entry["name"].removeprefix(prefix).lower().replace("_", "-"): read_yaml(entry["value"])
@@ -489,28 +489,28 @@ class Peer:
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str = "10.9.9.9"
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Of a pod, by name."""
+    """Ports of a pod, by name."""
 
     @property
     def namespace_labels(self) -> dict[str, str]:
-        """What Kubernetes itself puts on a namespace."""
+        """Return the labels that Kubernetes sets on a namespace."""
         return {"kubernetes.io/metadata.name": self.namespace}
 
 
 def pod_of(workload: Document) -> Peer:
-    """A pod of a DaemonSet or a Deployment."""
+    """Return a pod of a DaemonSet or a Deployment."""
     template = workload["spec"]["template"]
     ports = {port["name"]: port["containerPort"] for one in template["spec"]["containers"] for port in one["ports"]}
     return Peer(namespace=workload["metadata"]["namespace"], labels=template["metadata"]["labels"], ports=ports)
 
 
 def isolated(policies: Iterable[Document], pod: Peer) -> set[str]:
-    """Directions in which only what is named gets through: Ingress, Egress."""
+    """Return the directions in which only listed peers are allowed: Ingress, Egress."""
     return {direction for policy in _of(policies, pod) for direction in policy["spec"]["policyTypes"]}
 
 
 def connects(policies: Iterable[Document], source: Peer, target: Peer, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection is let out of its source and in to its target."""
+    """Return whether policies allow a connection out of its source and in to its target."""
     every = list(policies)
     return _passes(every, "Egress", source, target, target, port, protocol) and _passes(
         every, "Ingress", target, source, target, port, protocol
@@ -538,7 +538,7 @@ def _of(policies: Iterable[Document], pod: Peer) -> Iterator[Document]:
 
 
 def _ports(rule: Document, target: Peer, port: int, protocol: str) -> bool:
-    """Whether a rule names the port; a named one is the target's own."""
+    """Return whether a rule names the port; a named port is the target's."""
     if not rule.get("ports"):
         return True
     return any(
@@ -568,9 +568,9 @@ def _peer(named: Document, policy: Document, other: Peer) -> bool:
 
 
 def _matches(selector: Document, labels: Mapping[str, str]) -> bool:
-    """Whether labels match; an empty selector matches everything."""
+    """Return whether labels match; an empty selector matches everything."""
     known = {"matchLabels", "matchExpressions"}
-    assert selector.keys() <= known, f"{selector}: this evaluator knows {known} only"
+    assert selector.keys() <= known, f"{selector}: this evaluator supports {known} only"
     return selector.get("matchLabels", {}).items() <= labels.items() and all(
         _expression(one, labels) for one in selector.get("matchExpressions", ())
     )

@@ -1,11 +1,11 @@
-"""Fixtures that are dear to make and cheap to share."""
+"""Fixtures that are expensive to make and cheap to share."""
 
 import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
 
-# As the product does before it loads gRPC; tests may load gRPC first.
+# The product sets these before it loads gRPC; tests may load gRPC first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, settings
 
 __all__ = ["fleet_blocks", "fleet_prometheus", "fleet_truth", "fleet_victoria", "small_fleet"]
 
-# Tests do not time: an example that takes long only shows that the machine is busy. The settings of a test change this
-# profile, as it is loaded before the modules of tests. Every run draws other examples.
+# Tests have no time limit: a slow example only means that the machine is busy. Settings of a test override this
+# profile, because it is loaded before the modules of tests. Every run draws other examples.
 settings.register_profile("untimed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Files go to a few processes one by one: who is given a slow one last works on alone, for minutes. These take 10 s and
-# more, the slowest first, and so that one that mostly waits (a demonstration, alerts that are to come, engines that are
-# killed) runs beside others that compute. --no-loadscope-reorder keeps xdist from sorting them by the number of tests.
+# xdist gives files to a few processes one by one: a slow file at the end leaves one process alone for minutes. These
+# take 10 s and more, the slowest first. A file that mostly waits (a demonstration, coming alerts, killed engines)
+# runs together with files that compute. --no-loadscope-reorder keeps xdist from sorting them by the number of tests.
 _SLOWEST_FIRST = (
     "test_rules_versions.py",
     "test_image.py",
@@ -73,7 +73,7 @@ _SLOWEST_FIRST = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests without looking for garbage, which takes a seventh of the time: what is made here stays."""
+    """Collect tests without garbage collection, which takes a seventh of the time: all objects of a collection stay."""
     gc.disable()
     try:
         return (yield)
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """A command that is run within the process sets up the logs for good; what the next test logs is as without it."""
+    """Restore the logging configuration: a command run in this process replaces it permanently."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -98,10 +98,10 @@ def logs_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-# Not for all the files of a process: for the quarter of an hour that they take it would sample and be sampled.
+# Not for the whole session: the agent would sample and be scraped for a quarter of an hour.
 @pytest.fixture(scope="module")
 def demo_agent() -> Iterator[AgentProcess]:
-    """The agent on the demo scenario, for tests that only look."""
+    """Run the agent on the demo scenario, for tests that only read."""
     with running_agent("--simulate", "demo") as agent:
         agent.until(
             lambda page: all(

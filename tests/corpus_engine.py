@@ -17,11 +17,11 @@ from files_support import read_yaml
 
 IDLE_WATTS, BUSY_WATTS = 75.0, 600.0
 _BETWEEN = {"Deployment": ("ReplicaSet", "replicaset"), "CronJob": ("Job", "job_name")}
-"""Kinds that do not own their pods themselves: what stands between, and its label."""
+"""Kinds that do not own their pods directly: the kind in between, and its label."""
 
 
 class PublicPage(Page):
-    """Adds what the public exporters show of one shape."""
+    """Adds the series of the public exporters for one shape."""
 
     def everything(self) -> None:
         for board in self.shape.boards:
@@ -42,7 +42,7 @@ class PublicPage(Page):
                 self.kubernetes(workload, pod)
 
     def device(self, pod: Pod, use: Use) -> None:
-        """Fields of a device, with the pod's labels as long as it is held."""
+        """Add the fields of a device, with the pod's labels while it is held."""
         labels = _labels(use.board, use.instance, use.profile) | {
             "namespace": pod.namespace,
             "pod": pod.name,
@@ -67,13 +67,13 @@ class PublicPage(Page):
             yield None if value is None else of(value)
 
     def free(self, board: Board, held: list[tuple[Pod, Use]]) -> None:
-        """A GPU that nobody holds is there as well, at 0, without a pod."""
+        """Add a GPU without a holder, at 0 and without a pod."""
         idle = [None if any(pod.start <= t < pod.end for pod, _ in held) else 0.0 for t in self.times]
         self.scraped("DCGM_FI_DEV_GPU_UTIL", board, _labels(board), idle)
         self.scraped("DCGM_FI_PROF_GR_ENGINE_ACTIVE", board, _labels(board), idle)
 
     def scraped(self, name: str, board: Board, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
-        """Add a series with the labels of the target that the exporter does not have itself."""
+        """Add a series with the target labels that the exporter itself does not set."""
         seen = [
             value if self.agents.scraped(board.node, number, t) and t < self.shape.lasts else None
             for number, (t, value) in enumerate(zip(self.times, values, strict=True))
@@ -82,7 +82,7 @@ class PublicPage(Page):
         self.series.add(name, {**labels, **target}, seen)
 
     def owner(self, workload: Workload) -> None:
-        """Owners of owners, where a workload has a ReplicaSet or a Job between itself and its pods."""
+        """Add the owners of owners, for a workload with a ReplicaSet or a Job between itself and its pods."""
         between, owned = _BETWEEN.get(workload.kind, ("", ""))
         if between:
             labels = {
@@ -97,7 +97,7 @@ class PublicPage(Page):
             self.series.add(name, labels, (1.0 if t < self.shape.lasts else None for t in self.times))
 
     def kubernetes(self, workload: Workload, pod: Pod) -> None:
-        """What kube-state-metrics says of a pod; labels and annotations are those that it was told to show."""
+        """Add the series of kube-state-metrics for a pod; labels and annotations are those of its configuration."""
         labels = {"namespace": pod.namespace, "pod": pod.name, "uid": pod.uid, "job": "kube-state-metrics"}
         here = [pod.start <= t < pod.end for t in self.times]
         count = float(sum(1 for use in pod.uses))
@@ -128,7 +128,7 @@ class PublicPage(Page):
 
 
 def _beside(values: list[float | None]) -> float | None:
-    """What is at work beside the engine of which the utilisation speaks."""
+    """Return the activity that the utilisation does not cover."""
     part, util = values
     return None if part is None or util is None else max(0.0, part - util)
 
@@ -153,7 +153,7 @@ def add(shape: Shape, series: object) -> None:
 ROOT = Path(__file__).resolve().parent.parent
 PROMTOOL = ROOT / ".tools" / "bin" / "promtool"
 LONG_SECONDS = 9 * 3600.0
-"""Shapes that last longer are evaluated apart, in larger steps."""
+"""Longer shapes are evaluated separately, in larger steps."""
 RESTORED_SECONDS = 3600.0
 """After longer outages Prometheus restores no alert: its ``--rules.alert.for-outage-tolerance``."""
 _ASKED = 'ALERTS{alertstate="firing"}'
@@ -166,7 +166,7 @@ _UNIT_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Shapes that are evaluated together, as nodes of one cluster would be."""
+    """Shapes that are evaluated together, as nodes of one cluster."""
 
     shapes: tuple[Shape, ...]
     scrape_seconds: float
@@ -179,12 +179,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """One alert with one set of labels, and when it fired: (from, to), in evaluation steps."""
+    """One alert with one set of labels, and its times of firing: (from, to), in evaluation steps."""
 
     labels: dict[str, str]
     episodes: tuple[tuple[float, float], ...]
     pending: float
-    """For how long its cause holds before it fires, in seconds."""
+    """Time from the cause to the alert, in seconds."""
 
     @property
     def alert(self) -> str:
@@ -194,11 +194,11 @@ class Firing:
 def fleets(
     shapes: Sequence[Shape], step: float = 120.0, most: float = math.inf, scrape: float = 30.0
 ) -> tuple[Fleet, ...]:
-    """The shapes in fleets: of hours, judged every ``step`` seconds, of days, and those with intervals of their own.
+    """Group the shapes in fleets: of hours, evaluated every ``step`` seconds, of days, and of separate intervals.
 
     Those of hours are scraped every ``scrape`` seconds.
 
-    A fleet of several shapes has at most ``most`` samples, as :func:`samples` counts them.
+    A fleet of several shapes has at most ``most`` samples, as counted by :func:`samples`.
     """
     made: dict[tuple[bool, float, float], list[Shape]] = {}
     for shape in shapes:
@@ -213,7 +213,7 @@ def fleets(
 
 
 def samples(shape: Shape) -> float:
-    """How many samples of held GPUs two hours have at most, one every 30 s."""
+    """Return the most samples of held GPUs in two hours, with one every 30 s."""
     pods = [(pod.start, pod.end, len(pod.uses)) for workload in shape.workloads for pod in workload.pods]
     return max(
         sum(max(0.0, min(end, t) - max(start, t - 7200.0)) * held / 30.0 for start, end, held in pods)
@@ -232,7 +232,7 @@ def _parted(shapes: Iterable[Shape], most: float) -> Iterator[tuple[Shape, ...]]
 
 
 def needed(rules: Sequence[Path], alerts: frozenset[str]) -> dict[str, Any]:
-    """The alerts and the recorded series that they read, as a rules file without the words that nobody reads here."""
+    """Return the alerts and the recorded series that they read, as a rules file without annotations."""
     groups = [group for path in rules for group in read_yaml(path.read_text(encoding="utf-8"))["groups"]]
     records = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule} - {RECORDED}
     wanted = set(alerts)
@@ -269,7 +269,7 @@ def evaluate(
     Args:
         fleet: The shapes.
         rules: Rules files.
-        alerts: The alerts of them that are asked for.
+        alerts: The wanted alerts in them.
         page: Adds the series of a shape.
 
     Returns:
@@ -293,7 +293,7 @@ def evaluate(
             {
                 "interval": f"{fleet.scrape_seconds:.0f}s",
                 "input_series": [{"series": name, "values": values} for name, values in series.text()],
-                # Nothing has this value, so that promtool prints what there is instead.
+                # No series has this value, so that promtool prints the actual result.
                 "promql_expr_test": [
                     {"expr": _ASKED, "eval_time": f"{at:.0f}s", "exp_samples": [{"labels": "{}", "value": -1}]}
                     for at in moments
@@ -331,7 +331,7 @@ def _firings(text: str, moments: Sequence[float], step: float, pending: dict[str
 
 
 def _episodes(times: Iterable[float], step: float) -> Iterator[tuple[float, float]]:
-    """Times without a gap, put together: (first, one step after the last)."""
+    """Join times without a gap: (first, one step after the last)."""
     start = last = None
     for at in sorted(set(times)):
         if last is not None and start is not None and at - last > step:
@@ -356,7 +356,7 @@ def run(
     most: float = math.inf,
     scrape: float = 30.0,
 ) -> list[Firing]:
-    """Evaluate rules over all shapes; fleets at the same time."""
+    """Evaluate rules over all shapes, fleets in parallel."""
     index = Index(shapes)
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda fleet: evaluate(fleet, rules, alerts, page), fleets(shapes, step, most, scrape))
@@ -364,10 +364,10 @@ def run(
 
 
 def _restored(firing: Firing, index: "Index") -> Firing:
-    """Let an alert go on that fires when Prometheus goes and whose cause is there when it is back.
+    """Continue an alert across an outage of Prometheus if it fires before, and its cause exists after it.
 
-    promtool evaluates while Prometheus is away, which ends alerts. A real one does not, and within an hour it restores
-    what fired from ``ALERTS_FOR_STATE``.
+    promtool evaluates during the outage, which ends alerts. A real Prometheus does not, and within an hour it restores
+    firing alerts from ``ALERTS_FOR_STATE``.
     """
     shape = index.shapes.get(index.subject(firing, firing.episodes[0][0]).shape)
     away = [item for item in shape.outages if item.what == "prometheus"] if shape else []
@@ -392,14 +392,14 @@ def agent_page(shape: Shape, series: Series) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom an alert is about: a workload of a shape, one of its GPUs or nodes, or nobody."""
+    """The subject of an alert: a workload of a shape, one of its GPUs or nodes, or none."""
 
     shape: str
     name: str
 
 
 class Index:
-    """Finds out whom an alert is about, by whatever labels it has."""
+    """Finds the subject of an alert by its labels."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = {shape.name: shape for shape in shapes}
@@ -428,7 +428,7 @@ class Index:
                     self._devices.setdefault(uuid, []).append((pod.start, pod.end, subject))
 
     def subject(self, firing: Firing, at: float) -> Subject:
-        """Whom the alert that fires at ``at`` blames."""
+        """Return the subject of an alert that fires at ``at``."""
         labels = firing.labels
         uuid = labels.get("uuid") or labels.get("UUID")
         if firing.alert == "GPUExporterCrashLooping":
@@ -450,24 +450,24 @@ class Index:
         return Subject(board.shape if board else "", NOBODY)
 
 
-Told = dict[Subject, dict[str, list[tuple[float, float]]]]
-"""Per subject and alert: when it fired, whatever the other labels were."""
+FiredSpans = dict[Subject, dict[str, list[tuple[float, float]]]]
+"""Times of firing by subject and alert, over all other labels."""
 
 
-def told(firings: Iterable[Firing], index: Index) -> Told:
-    """Sort what fired by whom it is about; tiers of one alert are one."""
+def spans_by_subject(firings: Iterable[Firing], index: Index) -> FiredSpans:
+    """Group firings by subject; tiers of one alert are one."""
     times: dict[tuple[Subject, str], list[tuple[float, float]]] = {}
     for firing in firings:
         for start, end in firing.episodes:
             times.setdefault((index.subject(firing, start), firing.alert), []).append((start, end))
-    result: Told = {}
+    result: FiredSpans = {}
     for (subject, alert), spans in times.items():
         result.setdefault(subject, {})[alert] = joined(spans)
     return result
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans that touch, as one."""
+    """Merge spans that touch."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -478,7 +478,7 @@ def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def wrong(expected: dict[str, Expected], fired: dict[str, list[tuple[float, float]]], lasts: float) -> Iterator[str]:
-    """Say what of the expectation does not hold."""
+    """Yield the violations of the expectation."""
     for alert in sorted({*expected, *fired}):
         spans = fired.get(alert, [])
         when = ", ".join(f"{clock(start)} to {clock(end)}" for start, end in spans) or "never"
@@ -500,12 +500,12 @@ def wrong(expected: dict[str, Expected], fired: dict[str, list[tuple[float, floa
 
 
 def clock(seconds: float) -> str:
-    """A time as the corpus writes it."""
+    """Return a time in the form of the corpus."""
     whole = round(seconds)
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
 
 
 def alerts_of(rules: Path) -> frozenset[str]:
-    """Names of the alerts of a rules file."""
+    """Return the names of the alerts of a rules file."""
     groups = read_yaml(rules.read_text(encoding="utf-8"))["groups"]
     return frozenset(rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule)

@@ -1,4 +1,4 @@
-"""What agents and a Prometheus hold of a corpus: owners with their windows, and series."""
+"""Owners of a corpus with their windows, and the series of agents and a Prometheus for them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,9 +46,9 @@ class _Held:
     instance: MigInstance | None
     facts: PodFacts
     own: Owner
-    """Its owner before that is known."""
+    """Its owner while the metadata is unknown."""
     seconds: list[ByState]
-    """Since it began, by share."""
+    """Seconds since it began, by share."""
     idle_for: list[float | None]
 
     def portion(self, owner: Owner, before: ByState, number: int) -> Portion:
@@ -70,11 +70,11 @@ class OwnedNode:
     """One node of a shape, tick by tick.
 
     Args:
-        shape: Of it.
+        shape: Shape of the node.
         node: Its name.
-        times: Of the ticks, in seconds.
-        blind: Spans that the agent does not see.
-        restarts: Ends of its restarts; true where it lost its state.
+        times: Times of the ticks, in seconds.
+        blind: Spans without samples of the agent.
+        restarts: Ends of its restarts; true for a loss of its state.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OwnedNode:
         }
 
     def views(self, away: Sequence[tuple[float, float]] = ()) -> Iterator[OwnersView | None]:
-        """What is shown at each time that the shape lasts; ``None`` while the agent is ``away``."""
+        """Yield the view at each time within the shape; ``None`` while the agent is ``away``."""
         windows, fed, fed_until = Windows(), [ByState()] * len(self._held), 0.0
         restarts = [end for end, lost in self.restarts if lost]
         for number, t in enumerate(self.times):
@@ -124,7 +124,7 @@ class OwnedNode:
             yield owners_view(views, windows.at(t), self._prices, {}, t)
 
     def costs(self) -> Iterator[tuple[Labels, float, float]]:
-        """Yield what each hour costs: (labels, end of the hour, money), as the rules of the ledger record it."""
+        """Yield the cost of each hour: (labels, end of the hour, money), as the rules of the ledger record it."""
         hours = [number for number, t in enumerate(self.times) if t % HOUR == 0]
         for held in self._held:
             price, owner = self._prices.get(held.gpu.uuid), held.facts.owner
@@ -164,7 +164,7 @@ class OwnedNode:
         ]
 
     def began(self, t: float, since: float) -> float:
-        """When the agent that runs at ``t`` first saw what has been there ``since``."""
+        """Return when the agent of time ``t`` first saw an object that exists ``since``."""
         return max([since, *(end for end, _ in self.restarts if end <= t)])
 
     def _made(self, workload: Workload, pod: Pod, use: Use, blind: Sequence[tuple[float, float]]) -> _Held:
@@ -242,7 +242,7 @@ class OwnedNode:
 
 
 def rows_of(view: OwnersView, node: str) -> Iterator[Row]:
-    """What stands on the agent's page."""
+    """Yield the rows of the agent's page."""
     for use in view.owners:
         yield from _owner_rows(use, node)
     for idle in view.shared_idle:
@@ -293,13 +293,13 @@ def _owner_rows(use: OwnerUse, node: str) -> Iterator[Row]:
 
 
 RECORDED = "workload:gpu_ledger:delta1h"
-"""What the rules of the ledger record, taken as given here: the money."""
+"""Series that the rules of the ledger record, an input here: the money."""
 RECORDED_AFTER_SECONDS = 900.0
 GONE = "stale"
-"""The marker that Prometheus writes where a series has gone."""
+"""Marker that Prometheus writes at the end of a series."""
 
 Value = float | str | None
-"""A sample, a marker of staleness, or nothing at all."""
+"""A sample, a staleness marker, or no value."""
 
 
 @dataclass(slots=True)
@@ -308,11 +308,11 @@ class Series:
 
     times: Sequence[float]
     wanted: frozenset[str] | None = None
-    """Names of the metrics that are asked for; ``None``: all."""
+    """Names of the wanted metrics; ``None``: all."""
     rows: dict[tuple[str, Labels], list[Value]] = field(default_factory=dict)
 
     def add(self, name: str, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
-        """Add a series; labels without a value are left out, and a series that stops is marked."""
+        """Add a series without empty labels; the end of a series is marked."""
         if self.wanted is not None and name not in self.wanted:
             return
         key = (name, tuple((label, value) for label, value in labels.items() if value))
@@ -327,21 +327,21 @@ class Series:
         if there is None:
             self.rows[key] = made
             return
-        # The same labels again: a pod of the same name and no UID among the labels.
+        # The same labels a second time: a pod of the same name, without a UID among the labels.
         twice = [t for t, *both in zip(self.times, there, made, strict=True) if all(isinstance(v, float) for v in both)]
         if twice:
             raise ValueError(f"two series of the name {name} with labels {key[1]} at {twice[0]} s")
         there[:] = [old if new is None or isinstance(old, float) else new for old, new in zip(there, made, strict=True)]
 
     def text(self) -> Iterator[tuple[str, str]]:
-        """(series, values) as promtool reads them."""
+        """Yield (series, values) in the form of promtool."""
         for (name, labels), values in self.rows.items():
             inner = ",".join(f'{label}="{value}"' for label, value in labels)
             yield f"{name}{{{inner}}}", " ".join(_runs(values))
 
 
 def _runs(values: Sequence[Value]) -> Iterator[str]:
-    """Values as promtool reads them, straight runs put together."""
+    """Yield values in the form of promtool, with straight runs merged."""
     index = 0
     while index < len(values):
         value = values[index]
@@ -373,7 +373,7 @@ def _number(value: float) -> str:
 
 
 class _Agents:
-    """The agents of a shape: when they are scraped, and since when they run."""
+    """The agents of a shape: times of their scrapes and starts."""
 
     def __init__(self, shape: Shape, times: Sequence[float]) -> None:
         self.outages, self.times = shape.outages, times
@@ -388,22 +388,22 @@ class _Agents:
         return number not in self.lost[node]
 
     def started(self, t: float) -> float:
-        """When the process that runs at ``t`` started."""
+        """Return the start of the process at time ``t``."""
         return max((item.end for item in self.restarts if item.end <= t), default=0.0)
 
     def marked(self, t: float) -> bool:
-        """Whether a missing sample is marked: not where Prometheus itself was away."""
+        """Return whether a missing sample is marked: not during an outage of Prometheus itself."""
         return not any(item.what == "prometheus" and item.start <= t < item.end for item in self.outages)
 
     def generations(self) -> Iterator[tuple[str, float, float]]:
-        """(suffix of the agent's pod, from, to): a rollout makes another pod."""
+        """Yield (suffix of the agent's pod, from, to): a rollout makes another pod."""
         edges = [0.0, *(item.end for item in self.restarts if item.what == "agent-replaced"), float("inf")]
         for number, (start, end) in enumerate(pairwise(edges)):
             yield f"agent-{number}", start, end
 
 
 class Page:
-    """Adds what one shape's agents show."""
+    """Adds the series of the agents of one shape."""
 
     def __init__(self, shape: Shape, series: Series) -> None:
         self.shape, self.series, self.times = shape, series, series.times
@@ -415,7 +415,7 @@ class Page:
         self.unmarked = [index for index, t in enumerate(self.times) if not self.agents.marked(t)]
 
     def add(self, name: str, node: str, labels: Mapping[str, str], values: Iterable[float | None]) -> None:
-        """Add a series as Prometheus gets it: with the target's labels, and without what was not scraped."""
+        """Add a series as in Prometheus: with the target's labels, and without failed scrapes."""
         if self.series.wanted is not None and name not in self.series.wanted:
             return
         values = list(values)
@@ -429,7 +429,7 @@ class Page:
             self._unmark(name, {**labels, **target})
 
     def _unmark(self, name: str, labels: Mapping[str, str]) -> None:
-        """Take the markers away where Prometheus was not there to write them."""
+        """Remove the markers in an outage of Prometheus, which would have to write them."""
         row = self.series.rows.get((name, tuple((label, value) for label, value in labels.items() if value)))
         for index in self.unmarked:
             if row is not None and row[index] == GONE:
@@ -457,7 +457,7 @@ class Page:
             self.series.add(RECORDED, {**dict(key), "quantity": "cost"}, recorded)
 
     def process(self, node: str) -> None:
-        """Add what Prometheus and the agent's process show of a target."""
+        """Add the series of Prometheus and of the agent's process for a target."""
         self.add("process_start_time_seconds", node, {}, (self.agents.started(t) for t in self.times))
         present = float(sum(board.node == node for board in self.shape.boards))
         self.add("gpu_devices", node, {"node": node, "state": "present"}, (present for _ in self.times))

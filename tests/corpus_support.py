@@ -1,4 +1,4 @@
-"""The corpus of workload shapes: what its files say, as values. The format is told in tests/corpus/README.md."""
+"""The corpus of workload shapes: the contents of its files as values. tests/corpus/README.md describes the format."""
 
 import math
 import random
@@ -14,13 +14,13 @@ from files_support import read_yaml
 FOLDER = Path(__file__).resolve().parent / "corpus"
 NOBODY = "(nobody)"
 NEVER_ENDS = 253_402_300_799.0
-"""The end of the year 9999: an opt-out for good."""
+"""End of the year 9999: a permanent opt-out."""
 GPUS_PER_NODE = 8
 _UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def seconds(text: str | float) -> float:
-    """Read a time like ``1h10m``."""
+    """Parse a time such as ``1h10m``."""
     if isinstance(text, int | float):
         return float(text)
     parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
@@ -41,7 +41,7 @@ class Track:
         return self.values[index] if index >= 0 else 0.0
 
     def with_unknown(self, spans: Iterable[tuple[float, float]]) -> "Track":
-        """The same, unknown from each span's start to its end."""
+        """Return the same, unknown from each span's start to its end."""
         spans = tuple(spans)
         if not spans:
             return self
@@ -50,7 +50,7 @@ class Track:
         return Track(tuple(starts), values)
 
     def integrals(self, times: Sequence[float], begin: float, end: float) -> Iterator[tuple[float, float]]:
-        """Per time: (integral of what is known, unknown seconds) from ``begin`` until then, ``end`` at most."""
+        """Yield per time (integral of known values, unknown seconds) from ``begin`` until then, at most ``end``."""
         edges = [start for start in self.starts if begin < start < end]
         known = unknown = 0.0
         position, index = begin, 0
@@ -67,7 +67,7 @@ class Track:
             yield known, unknown
 
     def last_busy(self, times: Sequence[float], begin: float, threshold: float) -> Iterator[float]:
-        """Per time: when the value last was at the threshold or above, or unknown; ``begin`` where it never was."""
+        """Yield per time the last time at or above the threshold, or unknown; ``begin`` without one."""
         edges = [*self.starts[1:], math.inf]
         busy = [
             (start, end)
@@ -79,19 +79,19 @@ class Track:
 
 
 def combine(tracks: Sequence[Track], fold: Any) -> Track:  # noqa: ANN401 - a callable over a list of values
-    """A track whose value is a function of others' values at the same time."""
+    """Return a track of a function of other tracks' values at the same time."""
     starts = tuple(sorted({start for track in tracks for start in track.starts}))
     return Track(starts, tuple(fold([track.at(start) for track in tracks]) for start in starts))
 
 
 def total(values: list[float | None]) -> float | None:
-    """The sum, at most 1; unknown where a part is."""
+    """Return the sum, at most 1; unknown if a part is."""
     known = [value for value in values if value is not None]
     return min(1.0, sum(known)) if len(known) == len(values) else None
 
 
 def _steps(script: Any, length: float) -> Iterator[tuple[float, float | None]]:  # noqa: ANN401 - YAML
-    """(seconds, value) after each other, for ``length`` seconds."""
+    """Yield successive (seconds, value), for ``length`` seconds."""
     left = length
     for item in script if isinstance(script, list) else [script]:
         if isinstance(item, dict):
@@ -111,7 +111,7 @@ def _steps(script: Any, length: float) -> Iterator[tuple[float, float | None]]: 
 
 
 def track(script: Any, begin: float, end: float) -> Track:  # noqa: ANN401 - YAML
-    """An activity as the file writes it, from ``begin`` to ``end``."""
+    """Return an activity from its form in the file, from ``begin`` to ``end``."""
     starts, values, position = [], [], begin
     for lasting, value in _steps(script, end - begin):
         if lasting <= 0:
@@ -125,7 +125,7 @@ def track(script: Any, begin: float, end: float) -> Track:  # noqa: ANN401 - YAM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """What is not seen from ``start`` to ``end``.
+    """A failure of a part from ``start`` to ``end``.
 
     ``what``: ``agent`` (it restarts, its ledger is on disk), ``agent-without-state``, ``agent-replaced`` (by another
     pod of its DaemonSet), ``driver`` (it answers nothing), ``prometheus`` (does not run) or ``scrapes`` (fail).
@@ -137,13 +137,13 @@ class Outage:
 
     @property
     def blinds(self) -> bool:
-        """Whether the time is unknown to the agent itself."""
+        """Return whether the time is unknown to the agent itself."""
         return self.what not in {"prometheus", "scrapes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The scrapes that fail: each ``every``-th one, or a ``part`` of them at random."""
+    """The failing scrapes: each ``every``-th one, or a ``part`` of them at random."""
 
     every: int = 0
     part: float = 0.0
@@ -180,14 +180,14 @@ class Use:
     mode: str
     source: str
     activity: Track
-    """Of the holder, as a part of what it holds; what the agent knows."""
+    """Activity of the holder, known to the agent, as a part of what the pod holds."""
     part: Track
-    """The same as a part of the device."""
+    """The same activity as a part of the device."""
     util: Track | None
-    """What ``nvidia-smi`` says of the device; ``None`` where it says nothing (MIG)."""
+    """Utilisation of the device in ``nvidia-smi``; ``None`` without one (MIG)."""
     engine: Track
     near: Track
-    """Use of the resource that is nearest to its limit, as a part of it; unknown is unprofiled."""
+    """Use of the resource nearest to its limit, as a part of the limit; unknown is unprofiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,28 +202,28 @@ class Pod:
     running_from: float
     resource: str
     owner: str
-    """Name of the workload that made it."""
+    """Name of the workload that created it."""
     alerts_off_until: float | None
     uses: tuple[Use, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """When an alert must fire: not before ``earliest``, at ``latest`` it does, and from ``resolved`` on no more."""
+    """Times of an alert: it fires between ``earliest`` and ``latest``, and not from ``resolved`` on."""
 
     severity: str
-    """The severity that it must have at first; empty: any."""
+    """Its first severity; empty: any."""
     earliest: float
     latest: float
-    """Infinite: it may stay away."""
+    """Infinite: the alert is optional."""
     resolved: float | None
     pauses: bool
-    """It may come and go."""
+    """Whether the alert may pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Whose the pods are, and what is to be said of them."""
+    """The pods of a workload, and the expected alerts."""
 
     namespace: str
     kind: str
@@ -233,7 +233,7 @@ class Workload:
     pods: tuple[Pod, ...]
     waste: tuple[float, float] | None
     judged: bool
-    """False where nobody can say whether it is waste; no rule is held to it."""
+    """False if the waste is ambiguous; such a workload counts for no rule."""
     alerts: dict[str, Expected]
 
 
@@ -246,7 +246,7 @@ class Shape:
     file: str
     lasts: float
     metadata_from: float
-    """From when on the agent knows owners; infinite: never."""
+    """Time from which the agent knows owners; infinite: never."""
     workloads: tuple[Workload, ...]
     sharers: dict[str, dict[str, Expected]]
     """Alerts of shared GPUs by their UUID."""
@@ -257,9 +257,9 @@ class Shape:
     lost: Loss
     free: int
     scrape_seconds: float | None
-    """Interval of scrapes; ``None``: the fleet's."""
+    """Interval of scrapes; ``None``: as in the fleet."""
     step_seconds: float | None
-    """Interval of evaluations; ``None``: the fleet's."""
+    """Interval of evaluations; ``None``: as in the fleet."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -267,7 +267,7 @@ class Shape:
 
 
 class _Builder:
-    """Makes a shape; numbers its boards as they are asked for."""
+    """Makes a shape; numbers its boards in the order of their use."""
 
     def __init__(self, raw: dict[str, Any], file: str) -> None:
         self.raw, self.file = raw, file
@@ -401,7 +401,7 @@ class _Builder:
 
 
 def _outages(raw: dict[str, Any]) -> Iterator[Outage]:
-    """One outage, or one of the same length ``every`` so often ``until`` a time."""
+    """Yield one outage, or outages of the same length at intervals of ``every`` until ``until``."""
     start, end = seconds(raw["from"]), seconds(raw["to"])
     every, until = seconds(raw.get("every", 0)), seconds(raw.get("until", 0))
     yield Outage(what=raw["what"], start=start, end=end)
@@ -419,7 +419,7 @@ def _of_share(value: float | None, share: float) -> float | None:
 
 
 def _estimated(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Give sharers whose part is only estimated the activity of the whole device; all see the same utilisation."""
+    """Give sharers with an estimated part the activity of the whole device; all have the same utilisation."""
     uses = [use for workload in workloads for pod in workload.pods for use in pod.uses]
     whole = {
         board: combine([use.part for use in uses if use.board.uuid == board and use.mode == "shared"], total)
@@ -459,12 +459,12 @@ def _expected(text: str) -> Expected:
 
 
 def shape_of(raw: dict[str, Any], file: str = "") -> Shape:
-    """A shape from what a file says of it."""
+    """Return a shape from its description in a file."""
     return _Builder(raw, file).shape()
 
 
 def load(folder: Path = FOLDER) -> tuple[Shape, ...]:
-    """All shapes, in the order of files and of the shapes in them."""
+    """Return all shapes, in the order of files and within them."""
     return tuple(
         shape_of(raw, path.name)
         for path in sorted(folder.glob("*.yaml"))

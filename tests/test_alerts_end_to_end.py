@@ -45,29 +45,29 @@ class Story:
 async def tell(stack: AlertStack) -> Story:
     """Let it happen: idle pods are told of, an agent is killed, the notebook works again."""
     first = await asyncio.gather(
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="anna"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="orphan-9x2k1"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="embedder"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="idle-slice"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="student-4"),
-        stack.until_told(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="forgotten-7d4b9"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="anna"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="orphan-9x2k1"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="embedder"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="idle-slice"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="student-4"),
+        stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="forgotten-7d4b9"),
     )
     notebook, refused, server, instance, sharer, without_api = first
     nobody_down = not await stack.alerts('ALERTS{alertname="GPUExporterDown", alertstate="firing"}')
     await stack.kill("doomed")
-    down = await stack.until_told(LATER_SECONDS, alertname="GPUExporterDown")
+    down = await stack.until_received(LATER_SECONDS, alertname="GPUExporterDown")
 
     async def kept_back() -> bool:
         return (await stack.held()).get(("GPUUnderutilised", "orphan-9x2k1"), False)
 
     await until(kept_back, "Alertmanager keeps back what was said of the killed agent's node", LATER_SECONDS)
     held_after = await stack.held()
-    unknown = await stack.until_told(LATER_SECONDS, alertname="GPUActivityUnknown")
+    unknown = await stack.until_received(LATER_SECONDS, alertname="GPUActivityUnknown")
     until_it_works = max(0.0, stack.since + WORKS_AGAIN_SECONDS - time.time())
-    notebook_again = await stack.until_told(
+    notebook_again = await stack.until_received(
         until_it_works + LATER_SECONDS, "resolved", alertname="GPUUnderutilised", workload_name="anna"
     )
-    shared = await stack.until_told(LATER_SECONDS, alertname="GPUSharedIdle")
+    shared = await stack.until_received(LATER_SECONDS, alertname="GPUSharedIdle")
 
     async def over() -> bool:
         return ("GPUUnderutilised", "orphan-9x2k1") not in await stack.held() and not await stack.ask_value(
@@ -90,7 +90,7 @@ async def tell(stack: AlertStack) -> Story:
         told_of_the_killed=frozenset(
             (one["status"], one["labels"]["alertname"])
             for status in ("firing", "resolved")
-            for _, one in stack.told(status, workload_name="orphan-9x2k1")
+            for _, one in stack.received(status, workload_name="orphan-9x2k1")
         ),
         waste=tuple(one for one in await stack.alerts() if one["alertname"] in WASTE),
         idle=tuple(await stack.alerts('ALERTS{alertname="GPUIdle", alertstate="firing"}')),

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, run, told, wrong
+from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, run, spans_by_subject, wrong
 from corpus_series import RECORDED, Series
 from corpus_support import Shape, load, seconds, track
 
@@ -63,7 +63,7 @@ def test_only_undetectable_waste_has_no_alert() -> None:
 @needs_promtool
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_alerts_fire_for_the_expected_shapes_only_with_the_expected_severity(shape: Shape) -> None:
-    by_subject = told(fired(), INDEX)
+    by_subject = spans_by_subject(fired(), INDEX)
     expected = {Subject(shape.name, f"{work.namespace}/{work.name}"): work.alerts for work in shape.workloads}
     expected |= {Subject(shape.name, board): alerts for board, alerts in shape.sharers.items()}
     expected |= {Subject(shape.name, node): shape.agents for node in shape.nodes}
@@ -104,7 +104,7 @@ def test_ineffective_alert_finds_all_wasteful_busy_gpus_and_no_others() -> None:
         for work in shape.workloads
         if work.waste is not None
     }
-    blamed = {subject for subject, alerts in told(fired(), INDEX).items() if "GPUIneffective" in alerts}
+    blamed = {subject for subject, alerts in spans_by_subject(fired(), INDEX).items() if "GPUIneffective" in alerts}
     found = blamed & wasted
     assert (len(shapes), len(wasted)) == (12, 6)
     assert {"precision": len(found) / len(blamed), "recall": len(found) / len(wasted)} == {
