@@ -1,7 +1,7 @@
-"""Dashboards as JSON, their questions as Grafana asks them, and a Prometheus with five minutes of a node with faults.
+"""Dashboards as JSON, their queries as from Grafana, and a Prometheus with five minutes of a node with faults.
 
 The node is simulated in virtual time; its pages, one every two seconds, are backfilled. ``vmalert`` replays the shipped
-rules, with the demonstration's windows, over them: every recorded series and alert is there without waiting for any.
+rules, with the demonstration's windows, over them: every recorded series and alert exists without waiting.
 """
 
 import asyncio
@@ -49,18 +49,18 @@ Matrix = list[tuple[dict[str, str], list[tuple[float, float]]]]
 
 
 def load(name: str) -> Board:
-    """A dashboard, as it is committed."""
+    """Return a committed dashboard."""
     board: Board = json.loads((ROOT / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))
     return board
 
 
 def panels(board: Board) -> list[Panel]:
-    """Its panels, without the rows."""
+    """Return its panels, without the rows."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
 def expand(expression: str, range_seconds: int, **chosen: str) -> str:
-    """Put values where Grafana puts them; variables that are not chosen are All."""
+    """Insert values for Grafana's variables; the default of a variable is All."""
     macros = {"__range_s": str(range_seconds), "__range": f"{range_seconds}s", "__rate_interval": "60s"}
     for name, value in {**macros, **DEFAULTS, **chosen}.items():
         expression = expression.replace("${" + name + "}", value)
@@ -70,7 +70,7 @@ def expand(expression: str, range_seconds: int, **chosen: str) -> str:
 
 
 def range_of(panel: Panel, board: Board, now: float) -> int:
-    """Seconds that a panel looks back at: what is chosen for all, or its own."""
+    """Return the seconds that a panel looks back: its own time range, or that of the dashboard."""
     since = panel.get("timeFrom") or board["time"]["from"]
     day = int(now // _DAY) * _DAY
     month = int(datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0).timestamp())
@@ -83,13 +83,13 @@ def range_of(panel: Panel, board: Board, now: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A Prometheus, and the instant from which people look at it."""
+    """A Prometheus, and the present time of its viewers."""
 
     url: str
     now: float
     step: int
     back: int = 0
-    """Seconds of a range query where its panel has no step of its own; 0: the panel's range."""
+    """Seconds of a range query for a panel without an interval; 0: the panel's range."""
 
     def _ask(self, path: str, **form: str) -> list[dict[str, Any]]:
         body = urllib.parse.urlencode(form).encode()
@@ -103,12 +103,12 @@ class Engine:
         return result
 
     def vector(self, expression: str) -> Vector:
-        """Labels and value of each series, now."""
+        """Return labels and value of each series, now."""
         rows = self._ask("query", query=expression, time=str(self.now))
         return [(row["metric"], float(row["value"][1])) for row in rows]
 
     def matrix(self, expression: str, start: float, step: int) -> Matrix:
-        """Labels and values over time of each series, in steps that begin at whole ones, as Grafana's do."""
+        """Return labels and values over time of each series, at multiples of the step, as in Grafana."""
         rows = self._ask(
             "query_range",
             query=expression,
@@ -119,7 +119,7 @@ class Engine:
         return [(row["metric"], [(at, float(value)) for at, value in row["values"]]) for row in rows]
 
     def series(self, board: Board, panel: Panel, target: Mapping[str, Any], **chosen: str) -> list[Any]:
-        """What a target shows."""
+        """Return the series of a target."""
         length = range_of(panel, board, self.now)
         expression = expand(target["expr"], length if not self.back else self.back, **chosen)
         if target.get("instant"):
@@ -130,7 +130,7 @@ class Engine:
 
 
 def _lines(page: bytes, at: float, instance: str) -> Iterator[str]:
-    """A page's samples as Prometheus would store them, in OpenMetrics, by its own job for annotated pods."""
+    """Yield a page's samples in OpenMetrics with the labels of Prometheus' job for annotated pods."""
     target = f'cluster="{CLUSTER}",instance="{instance}",job="kubernetes-pods"'
     for line in page.decode().splitlines():
         if line and not line.startswith("#"):
@@ -143,11 +143,11 @@ def _lines(page: bytes, at: float, instance: str) -> Iterator[str]:
 async def _pages(directory: Path, epoch: float) -> list[str]:
     node = scenario.build(scenario_file.parse(SCENARIO.read_text(encoding="utf-8"), SCENARIO.name))
     found: list[str] = []
-    # The rules' hour is a minute, and so is the windows'.
+    # An hour is a minute, in the rules and in the windows.
     agent = pipeline_support.AgentSettings(pace=60.0)
     async with pipeline_support.pipeline(node, directory, with_api=True, agent=agent) as pipeline:
         for second in range(0, SECONDS + 1, STEP_SECONDS):
-            # What only a child process that hangs, or an exporter that is full, would count.
+            # Only a child process that hangs, or a full exporter, would count these.
             pipeline.direct.errors = {"timeout": second // 20}
             snapshot = await pipeline.step(float(second))
             page = render(families(snapshot, ExpositionOptions()), openmetrics=False)
@@ -157,7 +157,7 @@ async def _pages(directory: Path, epoch: float) -> list[str]:
 
 @contextmanager
 def live_node(directory: Path, *extra: str) -> Iterator[Engine]:
-    """The node's last five minutes in a real Prometheus, with what the rules make of them; ``extra``: more series."""
+    """Load the node's last five minutes into a real Prometheus, with the results of rules; ``extra``: more series."""
     epoch = float(int(time.time()) // 60 * 60 - SECONDS - 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_support, "EPOCH_SECONDS", epoch)
@@ -184,7 +184,7 @@ def _prometheus(directory: Path) -> Iterator[str]:
         f"--storage.tsdb.path={directory / 'blocks'}",
         f"--web.listen-address={url.removeprefix('http://')}",
         "--web.enable-remote-write-receiver",
-        "--query.lookback-delta=15s",  # backfilled series have no marker of their end
+        "--query.lookback-delta=15s",  # backfilled series have no staleness marker at their end
     ]
     with (directory / "prometheus.log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -211,9 +211,9 @@ def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def _replay(directory: Path, url: str, start: float, end: float) -> None:
     shipped = read_yaml(stack.shorten(RULES.read_text(encoding="utf-8"), str(RULES)))
     for rule in (rule for group in shipped["groups"] for rule in group["rules"]):
-        rule.pop("annotations", None)  # their questions are no part of a replay
+        rule.pop("annotations", None)  # a replay does not need the queries of annotations
     times = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for at in (start, end)]
-    for group in shipped["groups"]:  # one at a time: vmalert has an order of its own, and later ones read earlier ones
+    for group in shipped["groups"]:  # one at a time: vmalert has another order, and later groups read earlier ones
         rules = directory / "group.yaml"
         rules.write_text(yaml.safe_dump({"groups": [group]}, sort_keys=False), encoding="utf-8")
         done = subprocess.run(

@@ -37,7 +37,7 @@ WITHOUT_GPM = (
     *("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet"),
     *("nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"),
 )
-"""What ``stub_support.build`` leaves out for GPUs before Hopper: DCGM alone profiles them."""
+"""Functions that ``stub_support.build`` omits for GPUs before Hopper: DCGM alone profiles them."""
 
 _PARTS = ("fields", "connection", "watches")
 
@@ -93,7 +93,7 @@ class StubGpu(ctypes.Structure):
 
 
 class StubOverride(ctypes.Structure):
-    """What a field says instead; as ``struct stub_override``."""
+    """Another answer for a field; as ``struct stub_override``."""
 
     _fields_ = [
         ("field_id", ctypes.c_uint32),
@@ -108,7 +108,7 @@ class StubOverride(ctypes.Structure):
 
 
 class StubEngine(ctypes.Structure):
-    """What the running engine has; as ``struct stub_engine``."""
+    """State of the running engine; as ``struct stub_engine``."""
 
     _fields_ = [
         ("pid", ctypes.c_uint32),
@@ -122,7 +122,7 @@ class StubEngine(ctypes.Structure):
 
 
 class StubControl(ctypes.Structure):
-    """The control block; as ``struct stub_control``. What is written here, running libraries and engines do at once."""
+    """The control block; as ``struct stub_control``. Running libraries and engines read it at once."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -156,12 +156,12 @@ class StubControl(ctypes.Structure):
         code: int = 0,
         number: float = 0.0,
     ) -> None:
-        """Let a field answer otherwise from now on.
+        """Change the answer of a field from now on.
 
         Args:
-            field_id: of DCGM.
+            field_id: Field id of DCGM.
             what: ``STATUS`` (``code``, with a blank), ``BLANK`` (plus ``code``), ``BLANK32``, ``NUMBER`` (``number``),
-                ``FROZEN`` (its values are never newer than now), ``KEEP`` (as ever).
+                ``FROZEN`` (its values are never newer than now), ``KEEP`` (unchanged).
             entity: level and id; level 0: every entity.
             code: see ``what``.
             number: see ``what``.
@@ -175,11 +175,11 @@ class StubControl(ctypes.Structure):
         self.paused_micros = self.now_micros()
 
     def resume(self) -> None:
-        """Go on with it."""
+        """Resume telemetry."""
         self.paused_micros = 0
 
     def now_micros(self) -> int:
-        """Time by the engine's clock."""
+        """Return the time of the engine's clock."""
         return time.time_ns() // 1000 + int(self.clock_ahead_micros)
 
 
@@ -187,10 +187,10 @@ def build(directory: Path, *, major: int = 4, release: str = "", without: Iterab
     """Compile ``directory/libdcgm.so.<major>`` and ``directory/stub-engine``.
 
     Args:
-        directory: created where missing; goes into ``LD_LIBRARY_PATH``. Both majors may stand in one.
-        major: of the library.
-        release: of the library; it knows the fields of that release. Default 4.6.0, or 3.3.9.
-        without: functions that this library does not have, as an older one: ``dcgmConnect_v3``.
+        directory: created if missing; goes into ``LD_LIBRARY_PATH``. It can have both majors.
+        major: major version of the library.
+        release: release of the library, which has the fields of that release. Default 4.6.0, or 3.3.9.
+        without: functions that this library lacks, like an older one: ``dcgmConnect_v3``.
 
     Returns:
         The directory.
@@ -205,7 +205,7 @@ def build(directory: Path, *, major: int = 4, release: str = "", without: Iterab
 
 
 def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:
-    """Make a control file and map it: GPUs that the profiling module measures, valued as those of tests/stub."""
+    """Make a control file and map it: GPUs with the profiling module, and values as in tests/stub."""
     path.write_bytes(bytes(ctypes.sizeof(StubControl)))
     block = opened(path)
     block.size = ctypes.sizeof(StubControl)
@@ -218,7 +218,7 @@ def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubCont
 
 
 def opened(path: Path) -> StubControl:
-    """Map a control file that another process may have made."""
+    """Map an existing control file, also of another process."""
     with path.open("r+b") as file:
         return StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
 
@@ -240,7 +240,7 @@ def _fill(gpu: StubGpu, index: int, *, partitioned: bool) -> None:
 
 
 def xid(block: StubControl, gpu: int, number: int, *, level: int = 1, place: int = 0) -> None:
-    """Let a GPU, or the instance at ``place`` of it, report an Xid now."""
+    """Report an Xid for a GPU, or for its instance at ``place``, now."""
     one = block.gpus[gpu]
     one.xids[one.xid_count % MAX_XIDS] = StubXid(block.now_micros(), number, level, place, 0)
     one.xid_count += 1
@@ -252,12 +252,12 @@ def entity_id(gpu: int, place: int) -> int:
 
 
 def environment(directory: Path, control_path: Path, *, beside: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment that makes a process find the simulated libdcgm and its control file.
+    """Return the environment in which a process finds the simulated libdcgm and its control file.
 
     Args:
-        directory: where ``build`` put it.
+        directory: directory of ``build``.
         control_path: the control file.
-        beside: an environment to join, that of tests/stub say: both libraries are found.
+        beside: an environment to join, such as that of tests/stub: the process finds both libraries.
     """
     joined = dict(beside or {})
     paths = [str(directory), *filter(None, [joined.get("LD_LIBRARY_PATH")])]
@@ -265,7 +265,7 @@ def environment(directory: Path, control_path: Path, *, beside: Mapping[str, str
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses, and that no outgoing connection gets by itself."""
+    """Return a free TCP port of this machine, outside of the range for outgoing connections."""
     while True:
         port = 15_000 + secrets.randbelow(15_000)
         with contextlib.suppress(OSError), socket.socket() as one:
@@ -274,13 +274,13 @@ def free_port() -> int:
 
 
 class Engine:
-    """A host engine in a process of its own; a context.
+    """A host engine in a separate process; a context manager.
 
     Args:
-        directory: where ``build`` put it.
+        directory: directory of ``build``.
         control_path: the control file.
-        socket_path: of the unix socket to listen on; ``None``: a free TCP port of the loopback address.
-        release: version of the engine; its first digit has to be the library's.
+        socket_path: unix socket to listen on; ``None``: a free TCP port of the loopback address.
+        release: version of the engine; its first digit must be that of the library.
     """
 
     def __init__(
@@ -293,17 +293,17 @@ class Engine:
 
     @property
     def address(self) -> str:
-        """As the agent takes it: ``127.0.0.1:PORT``, or ``unix:///PATH``."""
+        """Return the address in the agent's form: ``127.0.0.1:PORT``, or ``unix:///PATH``."""
         return f"127.0.0.1:{self._port}" if self._socket_path is None else f"unix://{self._socket_path}"
 
     @property
     def pid(self) -> int:
-        """Of its process; it has to run."""
+        """Return the process id of the running engine."""
         assert self._process is not None, "the engine does not run"
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, at the same address whenever it starts; it listens when this returns."""
+        """Start the engine, always at the same address; it listens on return."""
         place = str(self._port if self._socket_path is None else self._socket_path)
         command = [str(self._directory / "stub-engine"), str(self._control_path), place, self.release]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -313,22 +313,22 @@ class Engine:
         self._process = process
 
     def kill(self) -> None:
-        """End it at once, whatever it does; nothing when it does not run."""
+        """Kill the engine at once, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def stop(self) -> None:
-        """Let it hang: it answers nothing until ``go_on``."""
+        """Stop the engine: it answers nothing until ``resume``."""
         os.kill(self.pid, signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """Let it answer again."""
+    def resume(self) -> None:
+        """Let the engine answer again."""
         os.kill(self.pid, signal.SIGCONT)
 
     def has_crashed(self) -> bool:
-        """Tell whether it has ended by itself; waits for that a moment."""
+        """Return whether the engine crashes within five seconds."""
         assert self._process is not None, "the engine was not started"
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout=5) != 0
@@ -350,29 +350,29 @@ INTERVAL_SECONDS = 1.0
 
 
 def nvml(*, partitioned: bool, samples: int) -> dict[str, int]:
-    """Return the calls of so many samples by function, of a process that reads 8 GPUs."""
+    """Return the calls of a number of samples by function, of a process that reads 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
         library = stub_support.build(directory / "lib")
         stub_support.control(directory / "control", partitioned=partitioned)
-        return _told("nvml", samples, stub_support.environment(library, directory / "control"))
+        return _counted_calls("nvml", samples, stub_support.environment(library, directory / "control"))
 
 
 def dcgm(*, partitioned: bool, samples: int) -> dict[str, int]:
-    """Return the calls of so many samples by function, of a process that asks an engine for 8 GPUs."""
+    """Return the calls of a number of samples by function, of a process that queries an engine for 8 GPUs."""
     with tempfile.TemporaryDirectory(prefix="calls-") as name:
         directory = Path(name)
         library = dcgm_stub_support.build(directory / "lib")
         control = directory / "control"
         dcgm_stub_support.control(control, partitioned=partitioned)
         with dcgm_stub_support.Engine(library, control) as engine:
-            return _told(engine.address, samples, dcgm_stub_support.environment(library, control))
+            return _counted_calls(engine.address, samples, dcgm_stub_support.environment(library, control))
 
 
-def _told(source: str, samples: int, environment: dict[str, str]) -> dict[str, int]:
+def _counted_calls(source: str, samples: int, environment: dict[str, str]) -> dict[str, int]:
     command = [sys.executable, __file__, source, str(samples)]
-    told = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE).stdout
-    calls: dict[str, int] = json.loads(told)
+    counted = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE).stdout
+    calls: dict[str, int] = json.loads(counted)
     return calls
 
 
@@ -429,12 +429,12 @@ def _dcgm(address: str, samples: int) -> Counter[str]:
         if number == DCGM_WARM_UP_SAMPLES:
             calls.clear()
         source.sample(time.time())
-        time.sleep(DCGM_INTERVAL_SECONDS)  # the engine is another process, which samples by the real clock
+        time.sleep(DCGM_INTERVAL_SECONDS)  # the engine is a separate process, which samples on the real clock
     counts = Counter(calls)
     source.close()
     return counts
 
 
 if __name__ == "__main__":
-    told = _nvml(int(sys.argv[2])) if sys.argv[1] == "nvml" else _dcgm(sys.argv[1], int(sys.argv[2]))
-    sys.stdout.write(json.dumps(told))
+    counted = _nvml(int(sys.argv[2])) if sys.argv[1] == "nvml" else _dcgm(sys.argv[1], int(sys.argv[2]))
+    sys.stdout.write(json.dumps(counted))

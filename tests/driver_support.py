@@ -97,7 +97,7 @@ def load(**ratios: float) -> Load:
 
 @dataclass
 class Node:
-    """A truth that a test moves by hand, and real time that never passes by itself."""
+    """A truth that a test changes, and a monotonic time that never passes by itself."""
 
     truth: NodeTruth
     seconds: float = 0.0
@@ -116,7 +116,7 @@ class Node:
 
 @contextmanager
 def simulated(*gpus: GpuTruth, at: float = 100.0, init: bool = True, **values: object) -> Iterator[Node]:
-    """A node whose driver is installed, and initialised unless told otherwise; undone at the end."""
+    """Install the driver of a node, and initialise it unless ``init`` is false; undo it at the end."""
     settings: dict[str, object] = {"driver_version": "590.48.01"} | values
     node = Node(NodeTruth(at_seconds=at, node="simulated", gpus=gpus, **settings))
     driver.install(lambda: node.truth, cache_seconds=0.0, monotonic=lambda: node.seconds, sleep=node.sleep)
@@ -131,7 +131,7 @@ def simulated(*gpus: GpuTruth, at: float = 100.0, init: bool = True, **values: o
 def session(
     *fields: Field, count: Callable[[str], None] = lambda _: None, clock: Callable[[], float] = lambda: 0.0
 ) -> Driver:
-    """What readers of devices share while the simulated driver is installed."""
+    """Return the shared state of device readers under the simulated driver."""
     return Driver(
         fields=frozenset(fields),
         count=count,
@@ -143,7 +143,7 @@ def session(
 
 
 def code_of(call: object, *arguments: object) -> int:
-    """The return code that pynvml raises, 0 where it does not."""
+    """Return the code of an exception of pynvml, or 0 without one."""
     try:
         call(*arguments)
     except pynvml.NVMLError as error:
@@ -166,7 +166,7 @@ PROFILED = frozenset(one for one in FIELDS if one.name.startswith("PROF_"))
 
 @dataclass
 class Bench:
-    """A node, its engine and the source that asks it."""
+    """A node, its engine and the source that queries it."""
 
     truth: NodeTruth
     fields: frozenset[Field] = FIELDS
@@ -201,7 +201,7 @@ class Bench:
         self.truth = replace(self.truth, **values)
 
     def sample(self, count: int = 1) -> Reading:
-        """The last of so many readings, one an interval; what they count is added up in ``errors``."""
+        """Return the last of several readings, one per interval; their errors are added up in ``errors``."""
         for _ in range(count):
             reading = self.source.sample(EPOCH_SECONDS + self.seconds)
             for reason, number in reading.errors.items():
@@ -210,14 +210,14 @@ class Bench:
         return reading
 
     def opened(self, samples: int = 2) -> Reading:
-        """Open the source and return the reading that has profiling fields too."""
+        """Open the source and return the first reading that also has profiling fields."""
         self.source.open()
         return self.sample(samples)
 
     def until(self, wanted: Callable[[Reading], bool], *, within_seconds: float) -> Reading:
         end = self.seconds + within_seconds
         while not wanted(reading := self.sample()):
-            assert self.seconds < end, f"not so within {within_seconds:g} seconds: {reading}"
+            assert self.seconds < end, f"condition not met within {within_seconds:g} seconds: {reading}"
         return reading
 
 
@@ -230,7 +230,7 @@ def engine(
     profiling_module: bool = True,
     faults: dict[Fault, float] | None = None,
 ) -> Iterator[Bench]:
-    """A node with these GPUs and a host engine; undone at the end."""
+    """Install a node with these GPUs and a host engine; undo it at the end."""
     truth = NodeTruth(
         at_seconds=0.0,
         node="simulated",

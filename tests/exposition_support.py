@@ -290,7 +290,7 @@ def one_ledger(
 
 
 def ledger(at_seconds: float) -> LedgerView:
-    """Three owners over an hour of two GPUs: one that works, one that nobody is known for, and nobody."""
+    """Return an hour of two GPUs with three owners: a measured one, an unmeasured one, and Unallocated."""
     work = Totals(
         seconds=ByState(effective=500.0, ineffective=1300.0, unprofiled=900.0, idle=600.0, unknown=300.0),
         energy_joules=1_800_000.5,

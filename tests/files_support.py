@@ -18,12 +18,12 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML of any shape
-    """The only document of a text."""
+    """Return the only document of a text."""
     return yaml.load(text, LOADER)  # noqa: S506 - a safe one
 
 
 def read_documents(text: str) -> Iterator[Any]:
-    """Every document of a text."""
+    """Return every document of a text."""
     return iter(yaml.load_all(text, LOADER))
 
 
@@ -31,7 +31,7 @@ def read_documents(text: str) -> Iterator[Any]:
 
 
 def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:  # noqa: ANN401 - JSON of any shape
-    """What a schema finds wrong; one that names no draft is of the newest."""
+    """Return the errors of a document against a schema; the default draft is the newest."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import validator_for
 
@@ -40,14 +40,14 @@ def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:  # noqa: AN
 
 
 def schema_problems(schema: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a schema itself."""
+    """Return the errors of a schema itself."""
     from jsonschema import Draft202012Validator
 
     return problems(schema, Draft202012Validator.META_SCHEMA)
 
 
 def bill_problem(text: str) -> object:
-    """What CycloneDX's strict schema finds wrong with a bill of materials; ``None`` if nothing."""
+    """Return the error of a bill of materials against CycloneDX's strict schema; ``None`` without one."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -62,7 +62,7 @@ _VALUE = re.compile(
     r"`((?:agent|service|monitoring|networkPolicy|image|serviceAccount|rbac)(?:\.[A-Za-z0-9_-]+)+)[=:`]"
 )
 _ALSO_SERVICES = frozenset({"service.enable", "service.address", "service.webReadTimeout", "service.clusterIP"})
-"""Values of dcgm-exporter's chart that are named beside ours."""
+"""Values of dcgm-exporter's chart that pages name together with ours."""
 
 
 def page(name: str) -> str:
@@ -70,13 +70,13 @@ def page(name: str) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Fenced code of a language, without the indentation of a list that it may stand in."""
+    """Return the fenced code of a language, without the indentation of a list around it."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return ["".join(line.removeprefix(indent) for line in code.splitlines(keepends=True)) for indent, code in found]
 
 
 def commands(text: str) -> list[list[str]]:
-    """Commands of all shell code, in words; line ends within quotes stay."""
+    """Return the commands of all shell code, in words; line ends within quotes stay."""
     found: list[list[str]] = []
     for code in blocks(text, "sh"):
         bare = re.sub(r" +# .*$", "", code, flags=re.MULTILINE).replace("\\\n", " ")
@@ -93,7 +93,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def named_files(text: str) -> dict[str, str]:
-    """YAML whose first line is a comment with a file's name."""
+    """Return the YAML blocks whose first line is a comment with a file name."""
     found = {}
     for code in blocks(text, "yaml"):
         match = re.match(r"# ([\w.-]+\.yaml|prometheus\.yml)\b", code)
@@ -103,7 +103,7 @@ def named_files(text: str) -> dict[str, str]:
 
 
 def lead_nowhere(text: str) -> list[str]:
-    """Links within docs/ whose file or heading is not there."""
+    """Return the links within docs/ to a missing file or heading."""
     links = (link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link)
     return [link for link in links if not _leads(link, text)]
 
@@ -122,7 +122,7 @@ def _headings(text: str) -> set[str]:
 
 
 def unknown_values(text: str) -> list[str]:
-    """Values of the chart that a page names and the chart does not have."""
+    """Return the values of the chart that a page names and the chart lacks."""
     values = read_yaml((CHART / "values.yaml").read_text(encoding="utf-8"))
     free = {"agent.config", "service.config", *_empty_maps(values)}
     named = {match.rstrip(".") for match in _VALUE.findall(text)} - _ALSO_SERVICES
@@ -153,7 +153,7 @@ _SPEC = importlib.util.spec_from_file_location("contrib_digest", PROGRAM)
 assert _SPEC is not None
 assert _SPEC.loader is not None
 digest = importlib.util.module_from_spec(_SPEC)
-sys.modules["contrib_digest"] = digest  # dataclasses look their module up
+sys.modules["contrib_digest"] = digest  # dataclasses look up their module
 _SPEC.loader.exec_module(digest)
 
 
@@ -162,7 +162,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 
 @contextmanager
 def tmpfs(directory: Path, options: str) -> Iterator[Path]:
-    """A file system of its own in memory; ``options`` as for mount."""
+    """Mount a separate file system in memory; ``options`` are those of mount."""
     directory.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=False, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""A small simulated fleet behind real servers, its ledgers by hand, and servers with scripted answers."""
+"""A small simulated fleet behind real servers, hand-made ledgers of it, and servers with scripted answers."""
 
 import asyncio
 import fcntl
@@ -35,7 +35,7 @@ from gpu_simulator.stack import free_port
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
 END_SECONDS = 1_789_999_200
-"""2026-09-21T14:00Z: the last day is of 14 hours, and so is not over; the first one has 10."""
+"""2026-09-21T14:00Z: the last day has 14 hours, and so is incomplete; the first day has 10."""
 SMALL_FLEET = FleetPlan(
     nodes=12,
     gpus_per_node=2,
@@ -51,16 +51,16 @@ END_PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetServer:
-    """A server that has a fleet's series."""
+    """A server with the series of a fleet."""
 
     url: str
-    """Without a slash at the end: ``http://127.0.0.1:9090``."""
+    """Address without a slash at the end: ``http://127.0.0.1:9090``."""
     plan: FleetPlan
     process: subprocess.Popen[bytes]
 
 
 def tool(name: str) -> str:
-    """The path of a program; the test is skipped where it is not installed."""
+    """Return the path of a program; skip the test if it is not installed."""
     found = shutil.which(name) or shutil.which(name, path=str(TOOLS))
     if found is None:
         pytest.skip(f"{name} is not installed; get it with: make install")
@@ -69,7 +69,7 @@ def tool(name: str) -> str:
 
 @lru_cache(maxsize=4)
 def fleet_sums(plan: FleetPlan) -> FleetSums:
-    """What all nodes of a small fleet recorded."""
+    """Return the records of all nodes of a small fleet."""
     sums = FleetSums(plan)
     for ledger in map(node_ledger, fleet_nodes(plan)):
         sums.add(ledger)
@@ -77,12 +77,12 @@ def fleet_sums(plan: FleetPlan) -> FleetSums:
 
 
 def truth_between(start_seconds: int, end_seconds: int, plan: FleetPlan = SMALL_FLEET) -> FleetTruth:
-    """What is true of the samples with start < time <= end, by UTC day."""
+    """Return the truth for samples with start < time <= end, by UTC day."""
     return fleet_sums(plan).truth(start_seconds, end_seconds)
 
 
 def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], devices: bool = True) -> Path:
-    """Blocks of a fleet in a new directory; ``extras``: labels, and the fleet once for each of them (HA pairs)."""
+    """Return blocks of a fleet in a new directory; ``extras``: labels, with the fleet once for each (HA pairs)."""
     blocks = directory / "blocks"
     for number, extra in enumerate(extras or ({},)):
         text = directory / f"fleet-{number}.om"
@@ -94,7 +94,7 @@ def backfilled(plan: FleetPlan, directory: Path, *extras: Mapping[str, str], dev
 
 
 def backfill(text: Path, blocks: Path, block_hours: int = 4380) -> None:
-    """Make blocks of a file in OpenMetrics text; it is read once for each, so large ones are quick to make."""
+    """Make blocks of a file in OpenMetrics text; it is read once for each block, so large blocks are quick to make."""
     made = subprocess.run(
         [
             tool("promtool"),
@@ -117,7 +117,7 @@ def backfill(text: Path, blocks: Path, block_hours: int = 4380) -> None:
 def prometheus(
     directory: Path, blocks: Path, plan: FleetPlan, *options: str, program: str = "prometheus"
 ) -> Iterator[FleetServer]:
-    """A real Prometheus over blocks; it scrapes nothing."""
+    """Run a real Prometheus over blocks, without scrapes."""
     with engine(directory, blocks, *options, program=program) as (url, process):
         yield FleetServer(url=url, plan=plan, process=process)
 
@@ -126,7 +126,7 @@ def prometheus(
 def engine(
     directory: Path, data: Path, *options: str, program: str = "prometheus", config: str = "global: {}\n"
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A real Prometheus on a folder; its address and its process."""
+    """Run a real Prometheus on a folder; yield its address and its process."""
     file, port = directory / "prometheus.yml", free_port(0)
     file.write_text(config, encoding="utf-8")
     command = [
@@ -146,7 +146,7 @@ def engine(
 def victoria(
     directory: Path, text: Path | None, plan: FleetPlan, *options: str, program: str = "victoria-metrics-1.112"
 ) -> Iterator[FleetServer]:
-    """A real VictoriaMetrics with a file of series, written in the format ``import``."""
+    """Run a real VictoriaMetrics with a file of series in the format ``import``."""
     port = free_port(0)
     command = [
         tool(program),
@@ -165,7 +165,7 @@ def victoria(
 
 
 def victoria_import(url: str, text: Path) -> None:
-    """Import a file, and make it visible to questions at once."""
+    """Import a file, and make it visible to queries at once."""
     with text.open("rb") as body:
         request = urllib.request.Request(  # noqa: S310 - our own server
             f"{url}/api/v1/import/prometheus",
@@ -211,18 +211,18 @@ def _answers(url: str) -> bool:
 
 @pytest.fixture(scope="session")
 def small_fleet() -> FleetPlan:
-    """12 nodes of 2 GPUs in the clusters alpha and beta, over 40 days, priced in USD and EUR."""
+    """Return 12 nodes of 2 GPUs in the clusters alpha and beta, over 40 days, priced in USD and EUR."""
     return SMALL_FLEET
 
 
 @pytest.fixture(scope="session")
 def fleet_truth(small_fleet: FleetPlan) -> FleetTruth:
-    """What is true of all its 40 days, node by node."""
+    """Return the truth of all its 40 days, node by node."""
     return truth_between(small_fleet.start_seconds, small_fleet.end_seconds, small_fleet)
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a directory that ``make`` fills once for all processes of a run; to be read, or copied."""
+    """Return a directory that ``make`` fills once for all processes of a run; read or copy it only."""
     common = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
     made = common / f"once-{name}"
     with (common / f"once-{name}.lock").open("w") as lock:
@@ -236,7 +236,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 @pytest.fixture(scope="session")
 def fleet_blocks(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small fleet's blocks, for copies: a server locks and changes what it runs on."""
+    """Return the small fleet's blocks, for copies: a server locks and changes its blocks."""
     return once(tmp_path_factory, "fleet", partial(backfilled, small_fleet)) / "blocks"
 
 
@@ -244,7 +244,7 @@ def fleet_blocks(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactor
 def fleet_prometheus(
     small_fleet: FleetPlan, fleet_blocks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FleetServer]:
-    """The small fleet in Prometheus 2.42."""
+    """Run Prometheus 2.42 with the small fleet."""
     directory = tmp_path_factory.mktemp("fleet-prometheus")
     blocks = Path(shutil.copytree(fleet_blocks, directory / "blocks"))
     with prometheus(directory, blocks, small_fleet) as server:
@@ -253,7 +253,7 @@ def fleet_prometheus(
 
 @pytest.fixture(scope="session")
 def fleet_victoria(small_fleet: FleetPlan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
-    """The small fleet in VictoriaMetrics 1.112."""
+    """Run VictoriaMetrics 1.112 with the small fleet."""
 
     def load(directory: Path) -> None:
         text = directory / "fleet.txt"
@@ -278,7 +278,7 @@ TURNED = "right\u202eto-left\n\x1b[31mred"
 
 
 def day(number: int, hours: int = 24) -> Window:
-    """A day of the fleet, or its first hours."""
+    """Return a day of the fleet, or its first hours."""
     start = START + number * DAY_SECONDS
     return Window(start_seconds=start, end_seconds=start + hours * HOUR_SECONDS)
 
@@ -294,9 +294,9 @@ def hours(
     eur: float | None = None,
     kwh: float | None = None,
 ) -> Figures:
-    """Figures by GPU-hours and by what the money came to; money of a state is by its hours.
+    """Return figures from GPU-hours and amounts of money; a state has money in proportion to its hours.
 
-    ``profiled`` are effective and ineffective hours of the active ones, of which the rest is not profiled.
+    ``profiled`` are effective and ineffective hours of the active ones; the rest of these is not profiled.
     """
     parts = by_state(active, profiled, idle=idle, unknown=unknown)
     amounts = {"USD": usd, "EUR": eur}
@@ -313,13 +313,13 @@ def hours(
 
 
 def owner(namespace: str, workload: str, team: str = "", **more: str) -> LineKey:
-    """The line of a Job on the only node."""
+    """Return the line of a Job on the only node."""
     fields = {"node": "n1", "pool": "p5.48xlarge on-demand", "kind": "Job", "model": H100, "mode": "exclusive"}
     return LineKey(**{**fields, "namespace": namespace, "workload": workload, "team": team, **more})
 
 
 def nobody(kind: str, **more: str) -> LineKey:
-    """A line of nobody's on the only node."""
+    """Return a line without an owner on the only node."""
     return LineKey(**{"kind": kind, "node": "n1", "pool": "p5.48xlarge on-demand", "model": H100, **more})
 
 
@@ -330,7 +330,7 @@ def ledger(
     failures: tuple[Failure, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> FleetLedger:
-    """A ledger of whole days whose capacity is that of its lines, unless there is another."""
+    """Return a ledger of whole days; the default capacity is that of its lines."""
     chunks = []
     for number, lines in enumerate(days):
         summed: dict[str, float] = {}
@@ -357,7 +357,7 @@ def ledger(
 
 
 def small_ledger() -> FleetLedger:
-    """Two days with all that a report must get right: every kind of line, two currencies, hostile names, a failure."""
+    """Return two days with all cases of a report: every kind of line, two currencies, hostile names, a failure."""
     first = {
         owner("vision", "resnet", "core"): hours(active=172.8, profiled=(43.2, 86.4), idle=19.2, usd=1344.0, kwh=110.5),
         owner("vision", "notebook", "core", kind="Notebook", mode="mig"): hours(idle=12.0, usd=84.0),
@@ -388,7 +388,7 @@ _MONEY = st.floats(0, 1e5)
 
 @st.composite
 def figures(draw: st.DrawFn) -> Figures:
-    """Any figures."""
+    """Generate any figures."""
     parts = st.builds(ByState, **dict.fromkeys(ByState.__slots__, _MONEY))
     return Figures(
         seconds=draw(st.builds(ByState, **dict.fromkeys(ByState.__slots__, _SECONDS))),
@@ -400,7 +400,7 @@ def figures(draw: st.DrawFn) -> Figures:
 
 @st.composite
 def keys(draw: st.DrawFn) -> LineKey:
-    """The name of any line."""
+    """Generate the key of any line."""
     kind = draw(st.sampled_from(["Job", "Deployment", UNATTRIBUTED, UNALLOCATED]))
     place = {name: draw(_NAMES) for name in ("cluster", "node", "pool", "model", "mode")}
     if kind in {UNATTRIBUTED, UNALLOCATED}:
@@ -411,7 +411,7 @@ def keys(draw: st.DrawFn) -> LineKey:
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> FleetLedger:
-    """Any ledger whose lines sum to its capacity."""
+    """Generate any ledger with a capacity equal to its lines."""
     return ledger(*draw(st.lists(st.dictionaries(keys(), figures(), max_size=8), min_size=1, max_size=3)))
 
 
@@ -420,7 +420,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Server:
-    """A server, and what it was asked."""
+    """A server, and its requests."""
 
     url: str
     requests: list[web.Request] = field(default_factory=list)
@@ -429,7 +429,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """A server on a port of its own; the handler answers everything."""
+    """Run a server on a free port; the handler answers everything."""
     server = Server("")
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -452,18 +452,18 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 
 
 def success(result: object, kind: str = "vector", **more: object) -> web.Response:
-    """An answer as Prometheus sends it."""
+    """Return an answer in Prometheus' form."""
     return web.json_response({"status": "success", "data": {"resultType": kind, "result": result}, **more})
 
 
 def failure(status: int, error: str, kind: str = "execution") -> web.Response:
-    """A refusal as Prometheus sends it."""
+    """Return an error in Prometheus' form."""
     return web.json_response({"status": "error", "errorType": kind, "error": error}, status=status)
 
 
 @dataclass
 class FaultyProxy:
-    """What a proxy in front of a real server does wrong; ``rate`` of all questions, by a seed."""
+    """A faulty proxy in front of a real server; ``rate`` of all requests fail, by a seed."""
 
     upstream: str
     rate: float = 0.05
@@ -471,19 +471,19 @@ class FaultyProxy:
     seed: int = 3
     stall_seconds: float = 3.0
     refuse: Callable[[dict[str, str]], bool] = lambda form: False  # noqa: ARG005 - the default refuses nothing
-    told: dict[str, int] = field(default_factory=dict)
+    faults_sent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 - faults that come again, not secrets
         self._turns = cycle(self.faults)
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - a fault each
-        """Answer a question, mostly."""
+        """Answer a request, or fail."""
         form = {name: str(value) for name, value in (await request.post()).items()}
         if self.refuse(form):
             return failure(503, "storage is away", "unavailable")
         fault = next(self._turns) if self._random.random() < self.rate else ""
-        self.told[fault] = self.told.get(fault, 0) + 1
+        self.faults_sent[fault] = self.faults_sent.get(fault, 0) + 1
         if fault == "503":
             return web.Response(status=503, text="upstream connect error")
         if fault == "429":
@@ -506,7 +506,7 @@ class FaultyProxy:
 
 
 async def _cut(request: web.Request, body: bytes) -> web.StreamResponse:
-    """Half of the body, then the end of the connection."""
+    """Send half of the body, then end the connection."""
     response = web.StreamResponse(headers={"Content-Length": str(len(body)), "Content-Type": "application/json"})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])
@@ -516,13 +516,13 @@ async def _cut(request: web.Request, body: bytes) -> web.StreamResponse:
 
 
 def vector(*samples: tuple[dict[str, str], str]) -> list[dict[str, object]]:
-    """Rows of an instant query."""
+    """Return rows of an instant query."""
     return [{"metric": labels, "value": [1_790_000_000, value]} for labels, value in samples]
 
 
 @dataclass
 class StubLedger:
-    """A Prometheus whose recorded hours all have the same lines: whatever a test wants it to claim."""
+    """A Prometheus with the same lines, from a test, in every recorded hour."""
 
     lines: Sequence[tuple[dict[str, str], str]] = ()
     """Labels, and active seconds."""
@@ -531,10 +531,10 @@ class StubLedger:
     newest_hour: float | None = None
     delay_seconds: float = 0.0
     asked: list[dict[str, str]] = field(default_factory=list)
-    """Form and path of every question about the ledger."""
+    """Form and path of every query for the ledger."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        """Answer a question."""
+        """Answer a query."""
         form = {name: str(value) for name, value in (await request.post()).items()}
         if "query" not in form:
             return web.json_response({"status": "error", "error": "not here"}, status=404)

@@ -25,7 +25,7 @@ Lines = Mapping[LineKey, Figures]
 def key(
     workload: str = "", *, node: str = "node-a", mode: str = "exclusive", namespace: str = "research", **more: str
 ) -> LineKey:
-    """A line of an owner; without a workload it is for the kind of nobody."""
+    """Return a line of an owner; without a workload it has only the kind of a line without an owner."""
     kind = more.pop("kind", "Deployment")
     if not workload:
         namespace = ""
@@ -43,7 +43,7 @@ def key(
 
 
 def nobody(kind: str = "Unallocated", **more: str) -> LineKey:
-    """A line of what no owner held."""
+    """Return a line without an owner."""
     return key("", kind=kind, **more)
 
 
@@ -69,7 +69,7 @@ def held(
     currency: str = "USD",
     unpriced_hours: float = 0.0,
 ) -> Figures:
-    """GPU-hours at a price, in parts active, idle and the rest unknown; ``None`` for no price.
+    """Return GPU-hours at a price, in parts active, idle and the rest unknown; ``None`` for no price.
 
     ``profiled`` are effective and ineffective parts of the hours, within the active ones.
     """
@@ -86,7 +86,7 @@ def held(
 
 
 def ledger(*days: Lines, start: int = START, facts: NodeFacts = FACTS, chunk_seconds: int = DAY) -> FleetLedger:
-    """A ledger of whole days, each with its lines; capacity is what the lines sum to."""
+    """Return a ledger of whole days, each with its lines; the capacity is the sum of the lines."""
     chunks = []
     nodes = {}
     for number, lines in enumerate(days):
@@ -112,7 +112,7 @@ def ledger(*days: Lines, start: int = START, facts: NodeFacts = FACTS, chunk_sec
 def exported(
     of: FleetLedger, version: str = "1.4", settings: FocusSettings | None = None
 ) -> tuple[str, list[dict[str, str]]]:
-    """The file's text and its rows."""
+    """Return the file's text and its rows."""
     stream = io.StringIO()
     write_focus(of, stream, version=version, settings=settings)
     return stream.getvalue(), list(csv.DictReader(io.StringIO(stream.getvalue())))
@@ -128,7 +128,7 @@ _PATTERNS = {
 }
 _SUMMED = {"BilledCost", "ConsumedQuantity", "ContractedCost", "EffectiveCost", "ListCost", "PricingQuantity"}
 _NEAR = Decimal("1e-6")
-# Columns that are null where another one is, and, in the first four, not null where it is not.
+# The second column of a pair is null if the first one is; in the first four pairs, also vice versa.
 _WITH = (
     ("PricingQuantity", "PricingUnit"),
     ("ConsumedQuantity", "ConsumedUnit"),
@@ -141,7 +141,7 @@ _WITH = (
 
 
 def assert_promises(text: str, version: str) -> None:
-    """Assert what the specification asks of every file, and what the writer promises of split charges."""
+    """Assert the requirements of the specification on every file, and the writer's rules for split charges."""
     rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     header = text.split("\n", 1)[0].split(",")
     known = columns_of(version)
@@ -201,7 +201,7 @@ def _assert_row(row: Mapping[str, str]) -> None:
 
 
 def _assert_charge(charge: Sequence[Mapping[str, str]], prefix: str) -> None:
-    """Assert that the rows of one charge are one that is whole, or parts that sum to it."""
+    """Assert that the rows of one charge are a single whole charge, or parts that sum to it."""
     method, by_details, owner, name, tags = (
         f"{prefix}Allocated{of}" for of in ("MethodId", "MethodDetails", "ResourceId", "ResourceName", "Tags")
     )
@@ -228,7 +228,7 @@ def _assert_charge(charge: Sequence[Mapping[str, str]], prefix: str) -> None:
 
 
 def as_csv(rows: Iterable[Iterable[str]]) -> str:
-    """Rows as CSV; what could be taken for the end of a row is quoted, as that of a row is ``\\r\\n`` here."""
+    """Return rows as CSV with ``\\r\\n`` as the end of a row; line ends within values are quoted."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\r\n").writerows(rows)
     return stream.getvalue()

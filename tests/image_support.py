@@ -29,12 +29,12 @@ NAME = "localhost/gpu-cost-exporter"
 NOBODY = "65534:65534"
 SOCKET_DIRECTORY = "/var/lib/kubelet/pod-resources"
 _LISTENING = re.compile(r"listening on \S*:(\d+)")
-# Wheels of any glibc that the base can have.
+# Wheels for every glibc version of possible bases.
 _GLIBC = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
 
 
 def lacking() -> str:
-    """What building and running an image needs and is not here; empty when all is there."""
+    """Return the missing requirements for building and running an image; empty without any."""
     if os.geteuid() != 0:
         return "needs root"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -45,13 +45,13 @@ def lacking() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where images and containers are kept: nobody else's, and by a driver that works here."""
+    """A separate storage of images and containers, with a storage driver that works on this machine."""
 
     root: Path
     driver: str
 
     def run(self, program: str, *arguments: str, timeout: float = 300) -> str:
-        """Run podman or buildah on it; give what it writes."""
+        """Run podman or buildah on it; return the output."""
         done = subprocess.run(
             [*self.command(program), *arguments], capture_output=True, text=True, check=False, timeout=timeout, cwd=ROOT
         )
@@ -59,11 +59,11 @@ class Storage:
         return done.stdout
 
     def command(self, program: str) -> list[str]:
-        """The beginning of each of their commands."""
+        """Return the first words of each of their commands."""
         return [program, "--root", str(self.root), "--runroot", f"{self.root}.run", "--storage-driver", self.driver]
 
     def has(self, image: str) -> bool:
-        """Whether it is there."""
+        """Return whether an image exists."""
         done = subprocess.run([*self.command("podman"), "image", "exists", image], check=False, capture_output=True)
         return done.returncode == 0
 
@@ -78,19 +78,19 @@ class Images:
     service: str
 
     def facts(self, image: str) -> dict[str, object]:
-        """What podman says of one."""
+        """Return podman's description of an image."""
         (facts,) = json.loads(self.storage.run("podman", "image", "inspect", image))
         return dict(facts)
 
     def size_bytes(self, image: str) -> int:
-        """What it takes unpacked, its base included."""
+        """Return its unpacked size, including its base."""
         size = self.facts(image)["Size"]
         assert isinstance(size, int)
         return size
 
 
 def build() -> Images:
-    """Build what is not built yet: an image's name is made of all that goes into it."""
+    """Build missing images: the name of an image is a digest of its content."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,14 +104,14 @@ def build() -> Images:
 
 
 def _storage(base: str) -> Storage:
-    """With overlays where the kernel and this file system have them: they are three times as fast."""
+    """Use overlays if the kernel and this file system support them: they are three times as fast."""
     for driver in ("overlay", "vfs"):
         storage = Storage(root=CACHE / driver, driver=driver)
-        # What is there may be of a working tree that has been moved, which podman refuses.
+        # The storage can be that of a working tree that was moved, which podman refuses.
         for _ in range(2):
             if storage.has(base):
                 return storage
-            # As some bases have it: what the build does it must do whoever the base is run as.
+            # As in some bases: the build must not depend on the user of its base.
             command = [*storage.command("podman"), "import", "--quiet", "--change", "USER 1001", str(BASE), base]
             if subprocess.run(command, check=False, capture_output=True).returncode == 0:
                 return storage
@@ -121,7 +121,7 @@ def _storage(base: str) -> Storage:
 
 
 def _content() -> str:
-    """A digest of every file that goes in: those of .dockerignore, which names what the build may see."""
+    """Return a digest of every file in the image: those of .dockerignore, which names the input of the build."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     given = [ROOT / line[1:] for line in lines if line.startswith("!")]
     files = [ROOT / "Dockerfile", BASE]
@@ -137,10 +137,10 @@ def _content() -> str:
 
 def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
     wheels = _wheels()
-    # The build asks this folder, where a build elsewhere asks an index.
+    # The build uses this folder in place of an index.
     settings = CACHE / "pip.conf"
     settings.write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n", encoding="utf-8")
-    # Layers are kept for the second image, unless each is a whole copy.
+    # Layers are kept for the second image, unless each is a full copy.
     options = ["--isolation", "chroot", *(["--layers"] if storage.driver == "overlay" else [])]
     options += ["--volume", f"{wheels}:/wheelhouse:ro", "--volume", f"{settings}:/etc/pip.conf:ro"]
     words = {
@@ -164,23 +164,23 @@ def _build(storage: Storage, base: str, names: Mapping[str, str]) -> None:
 
 
 def unmount() -> None:
-    """Let go of the layers that podman and buildah leave mounted: a working tree with mounts cannot be deleted."""
+    """Unmount the layers that podman and buildah leave mounted: a working tree with mounts cannot be deleted."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     mine = [mount for mount in mounts if Path(mount).is_relative_to(CACHE)]
     if mine:
-        # The deepest first; one that another process uses is let go of when that one ends.
+        # The deepest first; a mount that another process uses is released when that process ends.
         subprocess.run(["umount", "--lazy", *sorted(mine, reverse=True)], check=True, capture_output=True)
 
 
 def version() -> str:
-    """What the program says of itself."""
+    """Return the version of the program."""
     text = (ROOT / "exporter" / "__init__.py").read_text(encoding="utf-8")
     (found,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     return str(found)
 
 
 def _wheels() -> Path:
-    """A folder with the wheel of every requirement, for the base's Python; kept until a requirement changes."""
+    """Return a folder with the wheel of every requirement, for the base's Python; kept until a requirement changes."""
     names = ("build", "runtime")
     lists = [ROOT / "requirements" / f"{name}.txt" for name in names]
     python = _base_python()
@@ -218,22 +218,22 @@ class Container(AgentProcess):
     answered: threading.Event = field(default_factory=threading.Event)
 
     def pid(self) -> int:
-        """Its first process, as the host numbers it."""
+        """Return the host's id of its first process."""
         assert self.storage is not None
         return int(self.storage.run("podman", "inspect", "--format", "{{.State.Pid}}", self.name))
 
     def said(self, words: str) -> str:
-        """The first line of its log that has these words, waited for."""
+        """Wait for the first line of its log with these words; return it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for line in list(self.lines):
                 if words in line:
                     return line
             time.sleep(0.05)
-        raise AssertionError(f"never said: {words}; it said: {self.lines}")
+        raise AssertionError(f"not in the log: {words}; log: {self.lines}")
 
     def check(self) -> tuple[int, str]:
-        """What the image's own health check says: exit code and line."""
+        """Run the image's health check; return exit code and output."""
         assert self.storage is not None
         said = self.storage.run("podman", "image", "inspect", "--format", "{{json .HealthCheck}}", self.image)
         kind, *words = json.loads(said)["Test"]
@@ -249,8 +249,8 @@ class Container(AgentProcess):
 
 
 def command(storage: Storage, image: str, words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A container as the manifests have it: read-only without exception, no capability, no way to more."""
-    # Limits as low as every machine allows; cgroups by hand, as there may be no systemd; no network of its own.
+    """Return the command of a container with the manifests' settings: read-only, no capabilities, no new privileges."""
+    # Limits that every machine allows; cgroups without systemd, which may be missing; the network of the host.
     here = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--log-level", "error"]
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "host"]
     strict = ["--read-only", "--read-only-tmpfs=false", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
@@ -259,7 +259,7 @@ def command(storage: Storage, image: str, words: Sequence[str], options: Sequenc
 
 
 def output(images: Images, image: str, *words: str, options: Sequence[str] = ()) -> str:
-    """What a container writes that ends by itself, with 0."""
+    """Return the output of a container that must end with code 0."""
     whole = command(images.storage, image, words, options)
     done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -275,15 +275,15 @@ def running(
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Container]:
-    """Start a container and wait until it listens; it is gone when the block ends.
+    """Start a container and wait until it listens; it ends with the block.
 
     Args:
-        images: Where the image is.
-        image: Its name.
-        words: For the program in it.
-        mounts: Place in the container, with ``:ro`` where it is, by path on the host.
+        images: Images of this working tree.
+        image: Name of the image.
+        words: Arguments of the program in it.
+        mounts: Place in the container, with ``:ro`` for read-only, by path on the host.
         env: Environment in the container.
-        options: More, of podman run.
+        options: Further options of podman run.
     """
     name = f"test-{secrets.token_hex(6)}"
     more = ["--name", name, *options]
@@ -326,9 +326,9 @@ SEARCH = f"{TOOLS}{os.pathsep}{os.environ.get('PATH', '')}"
 CONTAINERD_PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2", "runc", "busybox")
 CONTAINERD_PATIENCE_SECONDS = 30.0
 SHIM_DIRECTORY = Path("/run/containerd")
-"""Where shims have their sockets, whatever containerd's state directory is."""
+"""Directory of the sockets of shims, for every state directory of containerd."""
 
-# Nothing but containers: the plugins left out want images, disks or a network.
+# Containers only: the disabled plugins need images, disks or a network.
 _CONFIG = """version = 2
 root = "{directory}/root"
 state = "{directory}/state"
@@ -339,7 +339,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"
 
 
 def lacking_containerd() -> str:
-    """What a real container needs and is not here; empty when all is there."""
+    """Return the missing requirements of a real container; empty without any."""
     if os.geteuid() != 0:
         return "needs root"
     missing = [program for program in CONTAINERD_PROGRAMS if shutil.which(program, path=SEARCH) is None]
@@ -348,13 +348,13 @@ def lacking_containerd() -> str:
 
 @dataclass(kw_only=True)
 class Containerd:
-    """A running containerd that is nobody else's; containers in it are named by their 64 hex digits."""
+    """A separate running containerd; its containers are named by their 64 hex digits."""
 
     directory: Path
     containers: list[str] = field(default_factory=list)
 
     def run(self, cgroup: str, container: str) -> int:
-        """Start a container that sleeps, in the cgroup of that path; return its process id on the host."""
+        """Start a container that sleeps, in the given cgroup; return its process id on the host."""
         pid_file = self.directory / f"{container}.pid"
         options = ["--detach", "--null-io", "--pid-file", str(pid_file), "--cgroup", cgroup]
         options += ["--runc-binary", _program("runc"), "--runc-root", str(self.directory / "runc")]
@@ -366,20 +366,20 @@ class Containerd:
         return int(pid_file.read_text(encoding="ascii"))
 
     def remove(self, container: str) -> None:
-        """Kill a container and forget it."""
+        """Kill and remove a container."""
         self.ctr("task", "rm", "--force", container)
         self.ctr("container", "rm", container)
         self.containers.remove(container)
 
     def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run ctr on this containerd, in the namespace that the kubelet's containers are in."""
+        """Run ctr on this containerd, in the namespace of the kubelet's containers."""
         command = [_program("ctr"), "--address", str(self.directory / "c.sock"), "--namespace", "k8s.io", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=_environment())
 
 
 @contextlib.contextmanager
 def running_containerd(directory: Path) -> Iterator[Containerd]:
-    """Start containerd with everything it keeps below ``directory``; its containers end with the block."""
+    """Start containerd with all its files below ``directory``; its containers end with the block."""
     tree = directory / "tree" / "bin"
     tree.mkdir(parents=True)
     shutil.copy(_program("busybox"), tree / "busybox")
@@ -418,14 +418,14 @@ def _wait_until_it_answers(containerd: Containerd, process: subprocess.Popen[byt
 
 
 def hierarchies() -> dict[str, Path]:
-    """Mount points of the cgroup hierarchies that a process can be put into, by version: ``v1``, ``v2``."""
+    """Return mount points of the cgroup hierarchies that accept a process, by version: ``v1``, ``v2``."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        # cpuset takes no process before its cores and memory nodes are set; memory may be where this test is confined.
+        # cpuset accepts no process before its cores and memory nodes are set; memory may confine this test.
         if kind == "cgroup2" or (kind == "cgroup" and "cpuset" not in options and "memory" not in options):
             mount = Path(before.split()[4])
             if os.access(mount, os.W_OK):
@@ -437,7 +437,7 @@ def hierarchies() -> dict[str, Path]:
 
 @contextlib.contextmanager
 def made_cgroup(mount: Path, path: str) -> Iterator[Path]:
-    """The cgroup ``path`` of a hierarchy, made for the block; whoever was put into it must have left by its end."""
+    """Make the cgroup ``path`` of a hierarchy for the block; processes in it must have left by its end."""
     cgroup = mount / path.lstrip("/")
     try:
         cgroup.mkdir(parents=True, exist_ok=True)
@@ -448,7 +448,7 @@ def made_cgroup(mount: Path, path: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def sleeper(*prefix: str) -> Iterator[int]:
-    """A process that does nothing; ``prefix`` is a command that becomes it."""
+    """Start a process that does nothing; ``prefix`` is a command that becomes it."""
     process = subprocess.Popen([*prefix, "sleep", "3600"], stdin=subprocess.DEVNULL)
     try:
         yield process.pid
@@ -466,13 +466,13 @@ def put(pid: int, cgroup: Path) -> None:
 
 
 def within(cgroup: Path) -> tuple[str, ...]:
-    """Command prefix that moves itself into a cgroup and from there into a cgroup namespace of its own."""
+    """Return a command prefix that moves itself into a cgroup and from there into a new cgroup namespace."""
     script = 'echo $$ > "$0/cgroup.procs" && exec unshare --cgroup "$@"'
     return ("sh", "-c", script, str(cgroup))
 
 
 def remove_cgroup(path: str) -> None:
-    """Remove a cgroup from every hierarchy, and those above it that nobody else uses."""
+    """Remove a cgroup from every hierarchy, and unused ones above it."""
     parts = path.strip("/").split("/")
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     for line in mounts:
@@ -480,12 +480,12 @@ def remove_cgroup(path: str) -> None:
         if not after.startswith("cgroup"):
             continue
         for count in range(len(parts), 0, -1):
-            with contextlib.suppress(OSError):  # not here, or in use
+            with contextlib.suppress(OSError):  # missing, or in use
                 Path(before.split()[4]).joinpath(*parts[:count]).rmdir()
 
 
 def remove_empty(directory: Path) -> None:
-    """Remove a directory whose folders hold no file."""
+    """Remove a directory without any file below it."""
     for folder, _, _ in os.walk(directory, topdown=False):
         with contextlib.suppress(OSError):
             Path(folder).rmdir()

@@ -77,7 +77,7 @@ def held(
 def claimed(
     pod: str, *devices: str, claim: int | None = 1, share_id: str | None = None, container: str = "main"
 ) -> ContainerAllocation:
-    """A container with one claim; its CDI names grow from device to device, as a kubelet's do."""
+    """Return a container with one claim; each device has one more CDI name, as from a kubelet."""
     names: tuple[str, ...] = ()
     claims = []
     for device in devices:
@@ -145,7 +145,7 @@ def join(
 
 
 def read(gpus: Sequence[Gpu], instances: Sequence[MigInstance] = ()) -> list[GpuReading]:
-    """The devices as a driver reports them."""
+    """Return the devices as reported by a driver."""
     return [
         GpuReading(
             gpu=gpu, instances=tuple(MigReading(instance=one) for one in instances if one.parent_uuid == gpu.uuid)
@@ -155,7 +155,7 @@ def read(gpus: Sequence[Gpu], instances: Sequence[MigInstance] = ()) -> list[Gpu
 
 
 def shares(attribution: Attribution) -> dict[tuple[str, str, str], float]:
-    """Share by (device, pod, container)."""
+    """Return the share by (device, pod, container)."""
     return {
         (uuid, holder.pod, holder.container): holder.share_ratio
         for uuid, holders in attribution.holders.items()
@@ -175,7 +175,7 @@ def polled(answer: Allocations | None) -> KubeletPoller:
 
 
 def attributor(config: AgentConfig, answer: Allocations | None, clock: Callable[[], float] = time.time) -> Attributor:
-    """Return the attributor that the agent would have, with this answer of the kubelet."""
+    """Return the agent's attributor, with this answer of the kubelet."""
     made = attributor_of(config, clock)
     made.kubelet = polled(answer)
     return made
@@ -185,7 +185,7 @@ _FINISHED = ("Succeeded", "Failed")
 
 
 def evidence_of(objects: ApiObjects) -> Evidence:
-    """Everything that the API has, as a watcher with all rights would know it after a while."""
+    """Return everything in the API, as seen by a watcher with all rights after a while."""
     running = [pod for pod in objects.pods if pod["status"]["phase"] not in _FINISHED]
     parsed = [parse_pod(pod, vgpu.KEYS) for pod in running]
     pods = {(pod.namespace, pod.name): pod for pod in parsed if pod is not None}

@@ -1,6 +1,6 @@
-"""A metering process that is killed again and again: meters virtual time fast, saves and shows as the agent does.
+"""A metering process that is killed repeatedly: meters virtual time fast, saves and shows as the agent does.
 
-Run as a program: forks one metering child per round, kills it with SIGKILL at a random moment, looks at what is left.
+As a program, it forks one metering child per round, kills it with SIGKILL at a random moment, and checks the state.
 """
 
 import json
@@ -32,14 +32,14 @@ SPEED = 200.0
 """Virtual seconds per second: a sample every 5 ms, a save every 25 ms."""
 GPUS = 4
 FAILS_SECONDS = 12.0
-"""For so long of each 20 the disk fails, in some rounds."""
+"""Seconds of each 20 in which the disk fails, in some rounds."""
 LIFE_SECONDS = 37.0
-"""Of a pod: another one after it."""
+"""Lifetime of a pod; another one follows."""
 LONGEST_ROUND_SECONDS = 0.15
 
 
 def views_at(steady: float) -> list[DeviceView]:
-    """Three whole GPUs with pods that come and go, one that four replicas share, of which one is free."""
+    """Return three whole GPUs with pods that come and go, and one with four replicas, one of them free."""
     generation = int(steady // LIFE_SECONDS)
     busy = (steady % 10.0) / 10.0
     wholes = [
@@ -55,12 +55,12 @@ def views_at(steady: float) -> list[DeviceView]:
 
 @dataclass(slots=True)
 class FaultyFile(StateFile):
-    """A state file that at times cannot be written, or is written and reported as lost."""
+    """A state file with write errors: not written, or written and reported as lost."""
 
     trouble: Callable[[], str] = str
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Save, or fail with the reason of the trouble."""
+        """Save, or raise the current fault."""
         trouble = self.trouble()
         if trouble != "state_full":
             StateFile.save(self, state)
@@ -69,13 +69,13 @@ class FaultyFile(StateFile):
 
 
 def trouble_at(number: int, steady: float) -> str:
-    """What is wrong with the disk in a round, at a virtual time; empty where nothing is."""
+    """Return the fault of the disk in a round, at a virtual time; empty without one."""
     kind = ("", "state_full", "", UNSYNCED)[number % 4]
     return kind if steady % 20.0 < FAILS_SECONDS else ""
 
 
 def metering_of(file: StateFile, steady: float) -> Metering:
-    """What the agent makes at its start."""
+    """Return the metering of a starting agent."""
     row = PriceRow(
         number=1,
         match=Match(),
@@ -94,7 +94,7 @@ def metering_of(file: StateFile, steady: float) -> Metering:
 
 
 def gpus_and_capacity(directory: Path) -> tuple[int, float, float]:
-    """GPUs, GPU-seconds and the instant up to which they were metered, as the state has them."""
+    """Return GPUs, GPU-seconds and the instant up to which they were metered, from the state."""
     state = StateFile(directory).load()
     assert state is not None
     totals = [account["totals"] for account in state["ledger"]["accounts"]]
@@ -104,7 +104,7 @@ def gpus_and_capacity(directory: Path) -> tuple[int, float, float]:
 
 
 def flat(view: LedgerView) -> dict[str, float]:
-    """Every counter of a view under a name of its own."""
+    """Return every counter of a view by a unique name."""
     lines: list[tuple[str, object, Totals]] = [
         (f"ledger {ledger.identity}", account, totals)
         for ledger in view.ledgers
@@ -121,10 +121,10 @@ def meter(directory: Path, log: Path, zero: float, number: int) -> None:
     """Meter until killed.
 
     Args:
-        directory: Of the state.
-        log: Where what is shown is written.
-        zero: When virtual time began.
-        number: Of the round.
+        directory: Directory of the state.
+        log: File for shown values.
+        zero: Start of virtual time.
+        number: Number of the round.
     """
     clock = partial(lambda: (time.monotonic() - zero) * SPEED)
     metering = metering_of(FaultyFile(directory, trouble=lambda: trouble_at(number, clock())), clock())
@@ -151,7 +151,7 @@ def meter(directory: Path, log: Path, zero: float, number: int) -> None:
 
 
 class Judge:
-    """Holds every round against the ones before."""
+    """Compares every round with the rounds before."""
 
     def __init__(self) -> None:
         self.shown: dict[str, float] = {}
@@ -159,13 +159,13 @@ class Judge:
         self.until = 0.0
         self.unknown_expected = self.unknown = self.capacity = 0.0
         self.saved: dict[str, tuple[float, float]] = {}
-        """Seconds, and those that are unknown, of every ledger that was ever on disk."""
+        """Seconds, and unknown seconds, of every ledger that was ever on disk."""
         self.ledgers: set[str] = set()
         self.rounds_that_saved = 0
         self.visible = 0
 
     def look(self, directory: Path, log: Path) -> None:
-        """Judge what one killed process showed and left."""
+        """Check the values that a killed process showed, and its state."""
         entries = [json.loads(line) for line in log.read_bytes().split(b"\n")[:-1]] if log.exists() else []
         self._shown(entries)
         state = StateFile(directory).load()
@@ -175,7 +175,7 @@ class Judge:
             accounts = [account["totals"] for account in ledger["accounts"]]
             total = sum(sum(account["seconds"].values()) for account in accounts)
             assert abs(total - ledger["capacity_seconds"]) <= 1e-6
-            # One that has ended stays what it was, however soon it leaves the file.
+            # An ended ledger keeps its values, even after it leaves the file.
             self.saved[ledger["id"]] = (total, sum(account["seconds"]["unknown"] for account in accounts))
         self.capacity = capacity = sum(total for total, _ in self.saved.values())
         steady = state["metered_steady"]
@@ -192,17 +192,17 @@ class Judge:
                     self.until = sample
             assert self.until == steady, "a saved sample was never taken"
         self.unknown = sum(unknown for _, unknown in self.saved.values())
-        assert abs(self.unknown - self.unknown_expected) <= 1e-6, "other seconds are unknown than those not seen"
+        assert abs(self.unknown - self.unknown_expected) <= 1e-6, "unknown seconds differ from those without samples"
 
     def _shown(self, entries: list[dict[str, Any]]) -> None:
-        """Hold what a process has shown to all that was shown before."""
+        """Compare the values that a process has shown with all values shown before."""
         seen = dict(self.shown)
         for entry in entries:
             for name, value in entry.get("shown", {}).items():
-                assert value >= seen.get(name, 0.0), f"went back from {seen[name]}: {name} {value}"
+                assert value >= seen.get(name, 0.0), f"decreased from {seen[name]}: {name} {value}"
                 seen[name] = value
                 is_ledger = name.startswith("ledger")
-                if is_ledger or entry["saved"]:  # pods are not under an identity
+                if is_ledger or entry["saved"]:  # pods have no identity
                     self.shown[name] = value
                 if is_ledger and value > 0:
                     self.visible += 1
@@ -210,7 +210,7 @@ class Judge:
 
 
 def main(directory: Path, rounds: int, seed: int) -> None:
-    """Kill ``rounds`` metering processes and print what was seen as JSON."""
+    """Kill ``rounds`` metering processes and print the results as JSON."""
     chance = random.Random(seed)  # noqa: S311 - moments to kill, not secrets
     zero = time.monotonic() - 1.0
     judge = Judge()

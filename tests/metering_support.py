@@ -132,7 +132,7 @@ def whole(
     known: bool = True,
     values: Mapping[Field, int | float] | None = None,
 ) -> DeviceView:
-    """A whole GPU; free where nobody is given, unknown whose where ``known`` is False."""
+    """Make a whole GPU; free without ``pods``, of unknown holders if ``known`` is False."""
     allocation = AllocationState.ALLOCATED if pods else AllocationState.UNALLOCATED
     return DeviceView(
         gpu=gpu(index, model),
@@ -168,7 +168,7 @@ def partitioned(
     values: Mapping[Field, int | float] | None = None,
     state: DeviceState = DeviceState.UP,
 ) -> list[DeviceView]:
-    """A partitioned GPU; ``held`` says which pod holds the instance of that number, and how busy it is."""
+    """Make a partitioned GPU; ``held`` has the pod and the activity of each instance by its number."""
     board = gpu(mig=True)
     found = instances_of(board, layout)
     parts = _parts(board, found)
@@ -197,12 +197,12 @@ def namespace_owner(held: Holder) -> Owner:
 
 
 def random_views(random: Random, layouts: Sequence[int], counters: dict[int, float]) -> list[DeviceView]:
-    """A node in which anything may have happened since the last look.
+    """Return a node in a random state, with any changes since the last call.
 
     Args:
         random: Source of chance.
         layouts: Number of the layout of each GPU.
-        counters: Energy counters by GPU in millijoules, moved on here.
+        counters: Energy counters by GPU in millijoules, increased here.
     """
     views: list[DeviceView] = []
     known = random.random() > 0.1
@@ -290,7 +290,7 @@ def held(
     idle_for: float | None = None,
     age: float = 1.0,
 ) -> PodUse:
-    """Make a use; ``ratio`` is of the device, ``owner`` None while it is not known."""
+    """Make a use; ``ratio`` is of the device, ``owner`` None while it is unknown."""
     facts = owner and PodFacts(owner=owner, workload_class=workload_class, opt_out_until_seconds=off_until)
     activity = None if ratio is None else Activity(ratio=ratio, source=source)
     return PodUse(holder=holder, age_seconds=age, activity=activity, idle_for_seconds=idle_for, facts=facts)
@@ -329,12 +329,12 @@ class OwnedNode:
             self.sample(views)
 
     def view(self) -> OwnersView:
-        """Return what is shown now."""
+        """Return the view now."""
         free = self._meter.free_shares() if self._meter else {}
         return owners_view(self.views, self.windows.at(self.now), self.prices, free, self.now)
 
     def use(self, owner: Owner = TRAIN) -> OwnerUse:
-        """Return what is shown of one owner."""
+        """Return the view of one owner."""
         return next(use for use in self.view().owners if use.owner == owner)
 
 

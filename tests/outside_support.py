@@ -58,7 +58,7 @@ def whole(index: int, *pids: int, state: DeviceState = DeviceState.UP) -> GpuRea
 
 
 def partitioned(index: int, **pids: tuple[int, ...]) -> GpuReading:
-    """Instances ``gi1=(pids...)`` of one slice each."""
+    """Make a partitioned GPU with instances ``gi1=(pids...)`` of one slice each."""
     return GpuReading(
         gpu=gpu(index, mig=True),
         instances=tuple(
@@ -88,20 +88,20 @@ def reading(*gpus: GpuReading) -> Reading:
 
 
 def joined(allocations: Allocations | None, seen: Reading) -> Attribution:
-    """What the join makes of an answer at the time of the answer."""
+    """Return the join of an answer at the time of the answer."""
     return attribute(allocations, seen.gpus) if allocations else Attribution(known=False)
 
 
 def holders(allocations: Allocations | None, seen: Reading) -> dict[str, list[tuple[str, str, float]]]:
-    """(namespace, name, share) of each device's holders."""
+    """Return (namespace, name, share) of each device's holders."""
     found = joined(allocations, seen).holders
-    return {uuid: sorted(_told(holder) for holder in of) for uuid, of in found.items()}
+    return {uuid: sorted(_named(holder) for holder in of) for uuid, of in found.items()}
 
 
 def state(allocations: Allocations | None, seen: Reading, index: int) -> AllocationState:
-    """Of a whole GPU."""
+    """Return the state of a whole GPU."""
     return joined(allocations, seen).allocation(gpu(index).uuid)
 
 
-def _told(holder: Holder) -> tuple[str, str, float]:
+def _named(holder: Holder) -> tuple[str, str, float]:
     return holder.namespace, holder.pod, round(holder.device_share_ratio, 6)

@@ -15,7 +15,7 @@ from exporter.web import node_page
 
 
 def configured(config: AgentConfig, **changes: object) -> AgentConfig:
-    """Return a copy with other settings, each in the group that has it."""
+    """Return a copy with other settings, each in its group."""
     groups = {part.name: getattr(config, part.name) for part in fields(config) if part.name != "warnings"}
     new = {}
     for name, group in groups.items():
@@ -35,7 +35,7 @@ PARTS = frozenset({"reading", "attribution", "metadata", "metering"})
 
 
 def changed(snapshot: Snapshot, **changes: object) -> Snapshot:
-    """Return a copy with other values; a ``dict`` for a part of the snapshot changes only these of its values."""
+    """Return a copy with other values; a ``dict`` changes only these values of a part of the snapshot."""
     new = {name: _part(snapshot, name, value) for name, value in changes.items()}
     return replace(snapshot, **new)
 
@@ -60,7 +60,7 @@ class Sample:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names and values of its labels."""
+        """Return names and values of its labels."""
         return pairs(self.labels)
 
 
@@ -70,7 +70,7 @@ def samples_of(family: Family) -> tuple[Sample, ...]:
 
 
 def rows(snapshot: Snapshot, name: str, options: ExpositionOptions | None = None) -> list[tuple[dict[str, str], float]]:
-    """Return labels and value of every series that a metric has on the page of a snapshot."""
+    """Return labels and value of every series of a metric on the page of a snapshot."""
     return [
         (dict(sample.pairs), sample.value)
         for family in families(snapshot, options or ExpositionOptions())
@@ -89,7 +89,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def duplicate_series(page: Iterable[Family]) -> list[tuple[str, frozenset[tuple[str, str]]]]:
-    """Return name and label set of every series after the first of its kind; Prometheus refuses a page with one."""
+    """Return name and label set of every duplicate series; Prometheus refuses a page with one."""
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     twice = []
     for family in page:
@@ -262,7 +262,7 @@ MIXED = (("3g.40gb", 3, 4), ("2g.20gb", 2, 2), ("1g.10gb", 1, 1))
 
 
 def rich_snapshot() -> Snapshot:
-    """One of everything, eight GPUs."""
+    """Return a snapshot of eight GPUs with every kind of device and holder."""
     stray = replace(view(6, 0.14), unattributed_activity_ratio=0.14, unattributed_memory_bytes=2_000 * MIB)
     return snapshot(
         held(0, "llm-pretrain-worker-0", 0.97),
@@ -290,5 +290,5 @@ def rich_snapshot() -> Snapshot:
 
 
 def fragment(shown: Snapshot | None) -> str:
-    """The page without its frame."""
+    """Return the page without its frame."""
     return node_page.document(shown, is_whole=False)

@@ -45,17 +45,18 @@ from gpu_simulator.truth import NodeTruth
 
 EPOCH_SECONDS = 1_800_000_000.0
 FOLLOW_SECONDS = 120.0
-"""The first answer waits for the package that reads kubeconfigs: 1.6 s of CPU time, of which a busy machine gives a
-tenth or less. The wait ends as soon as the answer is there."""
+"""The first answer waits for the package that reads kubeconfigs: 1.6 s of CPU time, and ten times as long or more on a
+busy machine. The wait ends with the answer.
+"""
 KUBELET_SECONDS = 60.0
-"""A busy machine may leave the server without time for longer than the agent would wait."""
+"""A busy machine may leave the server without CPU time for longer than the agent's timeout."""
 KUBELET_INTERVAL_SECONDS = 5.0
-"""As the agent's default; asking every step would meet the kubelet's real rate limit."""
+"""The agent's default; a poll at every step would meet the kubelet's real rate limit."""
 
 
 @dataclass(slots=True)
 class DirectSource:
-    """A source without its child: readings are put in by hand."""
+    """A source without its child: a test inserts readings."""
 
     name: str = "nvml"
     readings: list[Reading] = field(default_factory=list)
@@ -74,7 +75,7 @@ class DirectSource:
 
 @dataclass(slots=True)
 class AskedKubelet:
-    """The kubelet's answer, asked for by hand."""
+    """The kubelet's answer, polled by a test."""
 
     latest: Allocations | None = None
     problem: str = ""
@@ -90,12 +91,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What a test changes of the agent."""
+    """Settings of the agent that a test changes."""
 
     interval_seconds: float = 1.0
     state_dir: Path | None = None
     pace: float = 1.0
-    """How many times faster the windows of owners pass than the node's time."""
+    """Factor by which the windows of owners pass faster than the node's time."""
     boot_id: str = "boot-1"
     own_pod: tuple[str, str] | None = None
     """Namespace and name of the agent's pod."""
@@ -103,14 +104,14 @@ class AgentSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Sampled:
-    """A source of readings and where they go; what a child process does between the two."""
+    """A source of readings and their destination, without the child process between the two."""
 
     source: NvmlSource | DcgmSource
     direct: DirectSource
     is_open: bool = False
 
     def sample(self, now: float) -> None:
-        """Sample once; a source that fails is opened again at the next sample, as its child does it."""
+        """Sample once; a failed source is opened again at the next sample, as in its child."""
         try:
             if not self.is_open:
                 self.source.open()
@@ -123,7 +124,7 @@ class Sampled:
             self.direct.state, self.direct.reason = SourceState.FAILED, error.reason
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Release the library."""
         self.source.close()
         self.is_open = False
 
@@ -137,7 +138,7 @@ def save_now(metering: Metering, now: float, steady: float, *, last: bool = Fals
 
 @dataclass(slots=True, kw_only=True)
 class Pipeline:
-    """One simulated node; ``step`` moves it to an instant and returns what the agent makes of it."""
+    """One simulated node; ``step`` moves it to an instant and returns the agent's snapshot."""
 
     scenario: Scenario
     directory: Path
@@ -151,21 +152,21 @@ class Pipeline:
 
     @property
     def source(self) -> NvmlSource | DcgmSource:
-        """The one that leads."""
+        """Return the primary source."""
         return self.sampled[0].source
 
     @property
     def direct(self) -> DirectSource:
-        """Where its readings go."""
+        """Return the destination of its readings."""
         return self.sampled[0].direct
 
     @property
     def truth(self) -> NodeTruth:
-        """The node as it really is."""
+        """Return the true state of the node."""
         return self.scenario.at(self.clock.seconds)
 
     async def step(self, seconds: float) -> Snapshot:
-        """Go to ``seconds`` since the scenario's start, sample once, ask the kubelet if it is time, tick once."""
+        """Advance to ``seconds`` since the scenario's start, sample once, poll the kubelet if it is due, tick once."""
         self.clock.seconds = seconds
         write_filesystem(self.truth, self.directory / "proc", self.directory / "pods")
         now = EPOCH_SECONDS + seconds
@@ -179,8 +180,8 @@ class Pipeline:
         return self.node.tick(now, self.clock.seconds)
 
     async def _api_followed(self, metadata: Metadata, now: float) -> None:
-        """Wait, in real time, until what is known of the API is the truth of this instant."""
-        self.node.attributor.join(None, now, self.clock.seconds)  # tells it what the kubelet lists
+        """Wait, in real time, until the known state of the API is the truth of this instant."""
+        self.node.attributor.join(None, now, self.clock.seconds)  # passes the kubelet's list to the reader of the API
         deadline = time.monotonic() + FOLLOW_SECONDS
         while time.monotonic() < deadline:
             if _is_followed(metadata, self.truth, self.kubelet.latest, now):
@@ -189,7 +190,7 @@ class Pipeline:
         raise AssertionError(f"the API was not followed within {FOLLOW_SECONDS} s: {metadata.status.problem}")
 
     async def ask(self, now: float) -> None:
-        """Ask the kubelet, as its poller would."""
+        """Poll the kubelet, as its poller does."""
         try:
             self.kubelet.latest = await self.client.fetch(now)
             self.kubelet.problem = ""
@@ -284,7 +285,7 @@ async def pipeline(
 ) -> AsyncIterator[Pipeline]:
     """Set the node up at ``start`` seconds of the scenario; the kubelet's socket and all trees are in ``directory``.
 
-    ``source`` is as the agent's option: ``nvml``, ``dcgm``, or ``auto`` for both.
+    ``source`` is the agent's option: ``nvml``, ``dcgm``, or ``auto`` for both.
     """
     async with AsyncExitStack() as stack:
         yield await _made(

@@ -24,22 +24,22 @@ from remote_write import Sender, encode_labels, encode_samples  # noqa: E402 - l
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _FROM_NOTHING = re.compile(r"__name__|\babsent|\bvector\(|\btime\(\)|\bALERTS\b")
-"""An expression with one of these may have a value whatever series there are."""
+"""Expressions with one of these may have a value for any series."""
 _PARTS = ("alert_rule_test", "promql_expr_test")
 _Rule = Mapping[str, Any]
 
 
 def relevant(path: Path, folder: Path, *, thorough: bool = False) -> tuple[Path, ...]:
-    """Write copies of a file of unit tests whose rules are those that its cases can notice.
+    """Write copies of a file of unit tests with only the rules that its cases can observe.
 
-    Every evaluation costs every rule, and most cases are about a few: those that lead from a series of the case to
-    what it asks for. One engine is tested thoroughly. Others can only differ in an expression: for them each alert
-    fires, is silent and is silent again, and each query has its answer, in at least one case.
+    Every evaluation costs every rule, and most cases need a few: those between a series of the case and its queries.
+    One engine is tested thoroughly. Others can only differ in an expression: for them each alert fires, is silent and
+    is silent again, and each query has its answer, in at least one case.
 
     Args:
-        path: Of the unit tests, in the form of promtool.
-        folder: Where to write the copies and their rules.
-        thorough: Keep all cases, and each rule that reads a series of the case: evaluating it can fail.
+        path: File of the unit tests, in the form of promtool.
+        folder: Folder for the copies and their rules.
+        thorough: Keep all cases, and each rule that reads a series of the case: its evaluation can fail.
 
     Returns:
         One file for each set of rules.
@@ -96,12 +96,12 @@ def _until(case: _Rule, moment: float) -> _Rule:
 
 
 def _is_more(case: _Rule, other: _Rule) -> bool:
-    """Whether one case is another and goes on after it."""
+    """Return whether one case is a longer version of another."""
     return case["input_series"] is other["input_series"] and len(_checks(case)) > len(_checks(other))
 
 
 def _results(case: _Rule) -> set[tuple[str, str]]:
-    """Return which alerts are silent, fire and are silent again; queries likewise find nothing, something, nothing."""
+    """Return the states of alerts in order: silent, firing, silent again; for queries: none, a result, none again."""
     found: set[tuple[str, str]] = set()
     for check in sorted(_checks(case), key=_moment):
         name = check.get("alertname") or check["expr"]
@@ -122,12 +122,12 @@ def _name(rule: _Rule) -> str:
 
 
 def _words(rule: _Rule) -> set[str]:
-    """Names of the series that a rule and its texts read, and other words."""
+    """Return the names of the series that a rule and its texts read, and other words."""
     return set(_NAME.findall(" ".join([rule["expr"], *rule.get("annotations", {}).values()])))
 
 
 def _alive(rules: Sequence[_Rule], case: Mapping[str, Any]) -> frozenset[int]:
-    """Rules that may have a value where the series of a case are all that there is."""
+    """Return the rules that may have a value if the series of a case are the only ones."""
     there = {_NAME.match(one["series"]).group() for one in case.get("input_series", ())}  # type: ignore[union-attr]
 
     def has_value(rule: _Rule) -> bool:
@@ -140,7 +140,7 @@ def _alive(rules: Sequence[_Rule], case: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _asked(rules: Sequence[_Rule], case: Mapping[str, Any]) -> frozenset[int]:
-    """Rules whose value a case asks for, and those that these read."""
+    """Return the rules with a value that a case queries, and those that these read."""
     queries = [query["expr"] for query in case.get("promql_expr_test", ())]
     wanted = set(_NAME.findall(" ".join(queries))) | {one["alertname"] for one in case.get("alert_rule_test", ())}
     of_any_alert = any("ALERTS" in query and "alertname" not in query for query in queries)
@@ -158,7 +158,7 @@ def _asked(rules: Sequence[_Rule], case: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _closure(rules: Sequence[_Rule], belongs: Callable[[_Rule], bool]) -> frozenset[int]:
-    """Indices of the rules that belong, when each may make others belong."""
+    """Return the indices of all rules that belong, where each can make others belong."""
     found: set[int] = set()
     while more := {index for index, rule in enumerate(rules) if index not in found and belongs(rule)}:
         found |= more
@@ -170,16 +170,16 @@ EPOCH_SECONDS = float(END_SECONDS)
 """A full hour."""
 HOUR, TURN, SCRAPE = 3600.0, 300.0, 30.0
 RECORDED_FROM, RECORDED_BY = 300.0, 1200.0
-"""An hour is recorded so many seconds after its end."""
+"""Seconds after the end of an hour between which it is recorded."""
 FOREVER = math.inf
 MEASURES = {"seconds": 1.0, "cost": 0.0005, "energy_joules": 300.0, "unpriced_seconds": 0.25}
-"""What a ledger counts in a second of an owner. The real ones exclude each other; rules do not know."""
+"""Increase of a ledger in a second of an owner. The real ones exclude each other; rules do not depend on it."""
 OWN_LABELS = {"seconds": {"state": "idle"}, "cost": {"state": "idle", "currency": "USD"}}
 Spans = tuple[tuple[float, float], ...]
 
 
 def within(spans: Spans, at: float) -> bool:
-    """Whether a moment is in one of the spans."""
+    """Return whether a moment is in one of the spans."""
     return any(begin <= at < end for begin, end in spans)
 
 
@@ -192,10 +192,10 @@ class Owner:
     end: float = FOREVER
     gpus: float = 1.0
     pause: tuple[float, float] = (0.0, 0.0)
-    """When another ledger counts."""
+    """Time in which another ledger counts."""
 
     def seconds(self, at: float) -> float | None:
-        """GPU-seconds by a moment; None before there were any."""
+        """Return the GPU-seconds by a moment; None before the first ones."""
         if at <= self.begin:
             return None
         reached = min(at, self.end)
@@ -205,7 +205,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What an identity counts, and on which targets it is shown when."""
+    """The counters of an identity, and the targets and times that show it."""
 
     identity: str
     owners: tuple[Owner, ...]
@@ -213,22 +213,22 @@ class Ledger:
     created: float = 1.0
     node: str = "n1"
     age_seconds: Mapping[str, float] = field(default_factory=dict)
-    """How old what a target shows is."""
+    """Age of the values of a target."""
 
     def value(self, owner: Owner, at: float) -> float | None:
-        """GPU-seconds of an owner."""
+        """Return the GPU-seconds of an owner."""
         return owner.seconds(at) if at >= self.created else None
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Ledgers by cluster: each cluster is a case of its own, so that one run holds many."""
+    """Ledgers by cluster: each cluster is a separate case, so that one run has many."""
 
     clusters: Mapping[str, tuple[Ledger, ...]]
     measures: tuple[str, ...] = ("seconds",)
 
     def series(self, at: float) -> Iterator[tuple[dict[str, str], float]]:
-        """What scrapes find at a moment."""
+        """Yield the scraped series at a moment."""
         for cluster, ledgers in self.clusters.items():
             for ledger in ledgers:
                 for target, spans in ledger.shown.items():
@@ -249,7 +249,7 @@ class World:
 
 
 class Recorder:
-    """Scrapes and evaluates; one connection each way."""
+    """Scrapes and evaluates, with one connection for each direction."""
 
     def __init__(self, url: str, *, shows_late: bool, flush: str = "") -> None:
         self.url = url
@@ -268,15 +268,15 @@ class Recorder:
 
     @property
     def intervals(self) -> tuple[float, ...]:
-        """Seconds between the turns of each group."""
+        """Return the seconds between the turns of each group."""
         return tuple(self._groups)
 
     def query(self, expression: str, at: float) -> list[tuple[dict[str, str], float]]:
-        """Rows of an instant query."""
+        """Return the rows of an instant query."""
         return [(row["metric"], float(row["value"][1])) for row in self._ask(expression, at)]
 
     def samples(self, selector: str, at: float) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """Series of a range selector, with Unix times and values."""
+        """Return the series of a range selector, with Unix times and values."""
         return [
             (row["metric"], [(float(moment), float(text)) for moment, text in row["values"]])
             for row in self._ask(selector, at)
@@ -300,12 +300,12 @@ class Recorder:
             self._sender.add(encoded, encode_samples([round((EPOCH_SECONDS + at) * 1000)], [value]))
 
     def evaluate(self, interval: float, at: float, rules: int | None = None) -> None:
-        """One turn of a group, as an engine takes it that shows what it records at once, or after the turn.
+        """Evaluate a group once, as an engine that shows its records at once, or after the turn.
 
         Args:
-            interval: Of the group.
-            at: When, since the epoch of a run.
-            rules: The server stops after so many of them.
+            interval: Interval of the group.
+            at: Time since the epoch of a run.
+            rules: Number of rules after which the server stops.
         """
         self.settle()
         for name, expression in self._groups[interval][:rules]:
@@ -321,7 +321,7 @@ class Recorder:
         self._questions.close()
 
     def settle(self) -> None:
-        """Make what was written visible to queries."""
+        """Make written samples visible to queries."""
         self._sender.flush()
         if self._flush:
             self._questions.request("GET", self._flush)
@@ -330,23 +330,23 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How long, at which phase the rules are evaluated, and when nothing is scraped or evaluated."""
+    """Length of a run, phase of the evaluations, and times without scrapes or evaluations."""
 
     hours: float
     phase: float = 0.0
     away: Spans = ()
     skipped: Spans = ()
-    """When no rule is evaluated, but scrapes go on."""
+    """Times without evaluations, but with scrapes."""
     unrecorded: Spans = ()
-    """When of the two groups only that of the hours is not evaluated."""
+    """Times without evaluations of the group of the hours only."""
     cut: Spans = ()
-    """When the server stops in the middle of each turn that records an hour."""
+    """Times in which the server stops in the middle of each turn that records an hour."""
     cut_after: int = 0
-    """So many rules are stored in such a turn."""
+    """Number of rules that are stored in such a turn."""
     begins: float = -900.0
 
     def drive(self, world: World, recorder: Recorder) -> None:
-        """Go through the time of a run. Groups that are evaluated less often have another phase, as in Prometheus."""
+        """Run through the time. Groups with a longer interval have another phase, as in Prometheus."""
         for at, interval in sorted(self._moments(recorder.intervals)):
             if interval == 0.0:
                 if not within(self.away, at):
@@ -356,7 +356,7 @@ class Run:
                 recorder.evaluate(interval, at, self.cut_after if is_cut else None)
 
     def _moments(self, intervals: Sequence[float]) -> Iterator[tuple[float, float]]:
-        """When there is a scrape (0) or a turn of a group (its interval)."""
+        """Yield the moments of scrapes (0) and of turns of a group (its interval)."""
         end = self.hours * HOUR
         yield from ((at, 0.0) for at in _every(SCRAPE, self.phase - 0.5, self.begins, end))
         for interval in intervals:
@@ -371,7 +371,7 @@ def _every(seconds: float, phase: float, first: float, last: float) -> Iterator[
 
 @contextmanager
 def engine(directory: Path, program: str) -> Iterator[Recorder]:
-    """A recorder over an empty server; VictoriaMetrics shows what vmalert records after the turn."""
+    """Run a recorder over an empty server; VictoriaMetrics shows the records of vmalert after the turn."""
     late = program.startswith("victoria")
     with ExitStack() as stack:
         if late:
@@ -386,7 +386,7 @@ def engine(directory: Path, program: str) -> Iterator[Recorder]:
 
 
 def hours_of(recorder: Recorder, name: str, end: float) -> dict[tuple[str, str], dict[int, float]]:
-    """What was recorded, by cluster and owner, then by hour; rows of one owner are added up."""
+    """Return the recorded values, by cluster and owner, then by hour; rows of one owner are added up."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for hour in range(1, round(end / HOUR) + 1):
         at = hour * HOUR + RECORDED_BY - 0.001

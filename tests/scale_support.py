@@ -1,4 +1,4 @@
-"""Reports of a simulated fleet, by the command as a user runs it: how long, how much memory, how far from the truth."""
+"""Reports of a simulated fleet with the command of users: duration, memory, and distance from the truth."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "team,model": ("team", "model"),
     "workload": ("namespace", "kind", "workload"),
 }
-"""What a report is by, and the fields of the truth that its lines have."""
+"""Groupings of a report, and the fields of the truth in its lines."""
 _COLUMNS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name", "team": "team"}
 _ATTEMPTS_APART = 40
 _LAUNCHER = """
@@ -38,36 +38,36 @@ figures["cpu_seconds"] = usage.ru_utime + usage.ru_stime
 figures["peak_bytes"] = usage.ru_maxrss * 1024
 open(sys.argv[1], "w", encoding="ascii").write(json.dumps(figures))
 """
-"""Measures from a small process: the kernel counts a child's peak from before it became another program."""
+"""Measures from a small process: the kernel's peak of a child includes the time before it became another program."""
 _SECONDS = ("active_seconds", "idle_seconds", "unknown_seconds", "unpriced_seconds", "energy_joules")
 _OF_NOBODY = _SECONDS[-2:]
 
 Numbers = dict[tuple[str, ...], Counter[str]]
-"""By line: every figure by its name, money by currency."""
+"""Every figure by its name, money by currency, for each line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One report, as it was made."""
+    """One report and its figures."""
 
     exit_code: int
     wall_seconds: float
     cpu_seconds: float
-    """Of the process itself: what it takes where it has the machine for itself."""
+    """CPU seconds of the process itself: its duration on a machine without other load."""
     peak_bytes: int
-    """Resident memory of the process at its largest."""
+    """Peak resident memory of the process."""
     report: dict[str, Any]
     said: str
-    """On standard error."""
+    """Standard error."""
 
 
 def window(start_seconds: int, end_seconds: int) -> str:
-    """A window as users write it."""
+    """Return a window in the form of users."""
     return "..".join(datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ") for at in (start_seconds, end_seconds))
 
 
 def report(url: str, period: str, by: str, output: Path, *options: str) -> Run:
-    """Run the command; its output is a file, which is read when it has ended."""
+    """Run the command; its output is a file, which is read after its end."""
     errors = output.with_suffix(".err")
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", "exporter", "report", "--prometheus", url, "--window", period, "--by", by]
@@ -84,7 +84,7 @@ def report(url: str, period: str, by: str, output: Path, *options: str) -> Run:
 
 
 def reported(found: Mapping[str, Any], by: str) -> Numbers:
-    """The numbers of a report by line, those that are nobody's by their kind alone."""
+    """Return the numbers of a report by line; lines without an owner have only their kind."""
     numbers: Numbers = {}
     for line in found["lines"]:
         if line["held"]:
@@ -102,7 +102,7 @@ def reported(found: Mapping[str, Any], by: str) -> Numbers:
 
 
 def true_numbers(truth: FleetTruth, by: str) -> Numbers:
-    """The same of the truth."""
+    """Return the same numbers of the truth."""
     fields = FIELDS[by]
     numbers: Numbers = {}
     for key, totals in truth.total("kind", *fields).items():
@@ -129,32 +129,32 @@ def _numbers(totals: Totals) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far a report is from the truth, as parts of the truth."""
+    """Errors of a report, as parts of the truth."""
 
     total: float
-    """The worst of the sums over all lines."""
+    """Worst error of the sums over all lines."""
     line: float
-    """The worst of any figure of any line."""
+    """Worst error of any figure of any line."""
 
 
 def errors(found: Numbers, true: Numbers) -> Errors:
-    """The worst errors; a line that only one has is wrong by all of itself."""
+    """Return the worst errors; a line that only one side has counts as wrong entirely."""
     worst = 0.0
     sums: tuple[Counter[str], Counter[str]] = Counter(), Counter()
     for key in found.keys() | true.keys():
-        told, meant = found.get(key, Counter()), true.get(key, Counter())
-        sums[0].update(told)
+        shown, meant = found.get(key, Counter()), true.get(key, Counter())
+        sums[0].update(shown)
         sums[1].update(meant)
-        worst = max(worst, _worst(told, meant))
+        worst = max(worst, _worst(shown, meant))
     return Errors(total=_worst(*sums), line=worst)
 
 
-def _worst(told: Counter[str], meant: Counter[str]) -> float:
+def _worst(shown: Counter[str], meant: Counter[str]) -> float:
     return max(
         (
-            abs(told[name] - meant[name]) / max(told[name], meant[name])
-            for name in told | meant
-            if told[name] != meant[name]
+            abs(shown[name] - meant[name]) / max(shown[name], meant[name])
+            for name in shown | meant
+            if shown[name] != meant[name]
         ),
         default=0.0,
     )
@@ -220,25 +220,25 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """Stands between; of 40 requests one is refused (503) and one is never answered: 5 %."""
+    """A proxy that fails: of 40 requests one is refused (503) and one is never answered: 5 %."""
 
     url: str
     server: _Flaky
 
     @property
     def failed(self) -> tuple[int, int, int]:
-        """Requests so far: all, refused, not answered."""
+        """Return the requests so far: all, refused, not answered."""
         return self.server.asked, self.server.refused, self.server.hung
 
 
 @contextmanager
 def flaky(target: str, hang_seconds: float = 60.0) -> Iterator[Proxy]:
-    """A proxy before a server, that fails as servers do."""
+    """Run a proxy in front of a server that fails as real servers do."""
     server = _Flaky(target, hang_seconds)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

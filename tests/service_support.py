@@ -41,7 +41,7 @@ PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a t
 
 
 def hashed(password: str = PASSWORD, prefix: bytes = b"2y") -> str:
-    """A cheap hash, as htpasswd writes it."""
+    """Return a cheap hash, in the form of htpasswd."""
     return (b"$" + prefix + bcrypt.hashpw(password.encode(), bcrypt.gensalt(4))[3:]).decode()
 
 
@@ -54,7 +54,7 @@ async def http_server(
     limits: Limits | None = None,
     count: Callable[[str, str], None] = lambda _part, _reason: None,
 ) -> AsyncIterator[int]:
-    """Serve an application on a port of its own, as agent and service are served."""
+    """Serve an application on a free port, as agent and service do."""
     listener = bind(host, 0)
     server = HttpServer(
         app=app, listener=listener, shutdown_seconds=1.0, access=access, limits=limits or Limits(), count=count
@@ -79,7 +79,7 @@ class Certificates:
         return self.folder / name
 
     def client(self, *, shown: bool = False, most: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-        """What a client connects with that trusts the authority, and shows its certificate if it is asked to."""
+        """Return a client's context that trusts the authority, and sends its certificate on request."""
         context = ssl.create_default_context(cafile=str(self.path("ca.pem")))
         if shown:
             context.load_cert_chain(self.path("client.pem"), self.path("client.key"))
@@ -89,7 +89,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make them again in a folder, which may have old ones."""
+    """Make new certificates in a folder, which may have old ones."""
     folder.mkdir(exist_ok=True)
     _openssl(
         folder,
@@ -128,7 +128,7 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def web_file(folder: Path, *, tls: Mapping[str, str] | None = None, users: Mapping[str, str] | None = None) -> Path:
-    """A web configuration beside its certificates."""
+    """Write a web configuration next to its certificates."""
     lines = []
     if tls is not None:
         whole = {"cert_file": "server.pem", "key_file": "server.key", **tls}
@@ -151,18 +151,18 @@ class Served:
     """A running service."""
 
     url: str
-    """Without a slash at its end."""
+    """Address without a slash at the end."""
     fleet: Fleet
     loop: asyncio.AbstractEventLoop
-    """The event loop of the fleet."""
+    """Event loop of the fleet."""
 
     def ask(self, question: Coroutine[Any, Any, Reply]) -> Reply:
-        """What the fleet answers, asked from another thread."""
+        """Return the fleet's answer to another thread."""
         return asyncio.run_coroutine_threadsafe(question, self.loop).result(120)
 
 
 def live_pods(uses: Sequence[PodDocument] | None, url: str) -> Callable[[Filters], Awaitable[Sequence[PodDocument]]]:
-    """Answers with those of these pods that are in the namespaces; ``None``: reports that Prometheus is away."""
+    """Return a reader of these pods, filtered by namespace; ``None``: it reports that Prometheus is down."""
 
     async def pods(filters: Filters) -> Sequence[PodDocument]:
         if uses is None:
@@ -184,9 +184,9 @@ async def served(
     problem: str = "",
     settings: ServeSettings | None = None,
 ) -> AsyncIterator[Served]:
-    """The service on a free port, its clock standing at ``now_seconds``.
+    """Run the service on a free port, with its clock stopped at ``now_seconds``.
 
-    Recommendations of ``None`` are read as the service reads them, and so is how a ``Budget`` stands.
+    The service itself reads recommendations of ``None``, and the state of each ``Budget``.
     """
     asked = PrometheusSettings(url=prometheus_url, retries=0, timeout_seconds=60.0)
     async with PrometheusClient(asked) as client:
@@ -214,7 +214,7 @@ async def served(
 
 
 def quiet_fleet(now_seconds: float, budgets: Sequence[BudgetState] = (), source: LedgerSource | None = None) -> Fleet:
-    """A fleet with only the state of these budgets read, and no Prometheus for its ledger."""
+    """Return a fleet with only the state of these budgets, which does not query a Prometheus for a ledger."""
     client = PrometheusClient(PrometheusSettings(url="http://127.0.0.1:1"))
     ledger = source or PrometheusLedger(client)
     keeping = Keeping(prometheus=ledger, path=None, history_days=1)
@@ -225,7 +225,7 @@ def quiet_fleet(now_seconds: float, budgets: Sequence[BudgetState] = (), source:
 
 @contextmanager
 def beside(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
-    """The service on a loop of its own, for tests that block: a browser's, or plain requests."""
+    """Run the service on a separate loop, for tests that block: a browser's, or plain requests."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="service")
     thread.start()
@@ -239,7 +239,7 @@ def beside(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
 
 
 def recommendation(namespace: str, workload: str, **changes: object) -> Recommendation:
-    """A recommendation to a workload."""
+    """Return a recommendation for a workload."""
     values: dict[str, object] = {
         "advice": "fewer-gpus",
         "cluster": "alpha",
@@ -263,7 +263,7 @@ def recommendation(namespace: str, workload: str, **changes: object) -> Recommen
 
 
 def budget_state(name: str, amount: float, spent: float, projected: float | None, now_seconds: float) -> BudgetState:
-    """A budget of this month for a team."""
+    """Return a budget of this month for a team."""
     return BudgetState(
         budget=Budget(name=name, currency="USD", amount=amount, period="month", owner={"team": name}),
         period=parse_window("month", now_seconds),
@@ -280,7 +280,7 @@ NOW = END_SECONDS + 1500.0
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self, now: float = NOW) -> None:
         self.now = now
@@ -291,7 +291,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service answered."""
+    """An answer of the service."""
 
     status: int
     headers: Mapping[str, str]
@@ -307,7 +307,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A service that runs."""
+    """A running service."""
 
     url: str
     fleet: Fleet
@@ -315,29 +315,29 @@ class Running:
     session: aiohttp.ClientSession
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
-        """Ask for a path with its query as it stands."""
+        """Request a path with its query, unchanged."""
         async with self.session.request(method, self.url + path, headers=headers, allow_redirects=False) as response:
             return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read())
 
     async def json(self, path: str) -> Any:  # noqa: ANN401 - any document
-        """The document of a path that is answered well."""
+        """Return the document of a path, which must be answered with 200."""
         answer = await self.get(path)
         assert answer.status == 200, answer.text
         return answer.json()
 
     async def round(self) -> bool:
-        """One look of the service; false where Prometheus did not answer."""
+        """Run one round of the service; return false without an answer from Prometheus."""
         await self.fleet.look(self.clock.now)
         return not self.fleet.newest.problem
 
     async def keep(self) -> None:
-        """Close what is due."""
+        """Close the due days."""
         await self.fleet.close_days(self.clock.now)
 
 
 @asynccontextmanager
 async def running(prometheus_url: str, *, now: float = NOW, **options: object) -> AsyncIterator[Running]:
-    """A service over a Prometheus; ``options`` are those of ``serve``, with underscores. Its rounds are the test's."""
+    """Run a service over a Prometheus; ``options`` are those of ``serve``, with underscores. A test runs its rounds."""
     flags = {"prometheus": prometheus_url, "prometheus_retries": 1, "prometheus_timeout": "20s", **options}
     settings = load_settings(flags, {})
     clock = Clock(now)
@@ -357,20 +357,20 @@ async def running(prometheus_url: str, *, now: float = NOW, **options: object) -
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """An answer as it came."""
+    """An answer as received."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
-    """Names in small letters; one that came twice is here twice."""
+    """Names in lower case; a repeated header is here repeatedly."""
     body: bytes
 
     def values(self, name: str) -> list[str]:
-        """All values of a header."""
+        """Return all values of a header."""
         return [value for key, value in self.headers if key == name]
 
 
 async def raw(port: int, request: bytes) -> Raw:
-    """Send bytes to a port of this host and read until it closes the connection; status 0 is no answer at all."""
+    """Send bytes to a port of this host and read until it closes the connection; status 0 means no answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
@@ -389,14 +389,14 @@ async def raw(port: int, request: bytes) -> Raw:
 
 
 def ask(path: str, method: str = "GET", **headers: str) -> bytes:
-    """A request as bytes, its path as it stands; underscores of header names are hyphens."""
+    """Return a request as bytes, with its path unchanged; underscores of header names become hyphens."""
     sent = {"Host": "localhost", "Connection": "close"} | {key.replace("_", "-"): of for key, of in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
 def openssl(*arguments: str, folder: Path, said: str = "") -> str:
-    """What openssl says to these arguments, whether it ends well or not."""
+    """Return the output of openssl for these arguments, with any exit code."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("needs openssl on the PATH: make install")

@@ -1,4 +1,4 @@
-"""Days of a fleet with known truth for the store, and a process that closes days and is killed."""
+"""Days of a fleet with known truth for the store, and a process that closes days until it is killed."""
 
 import asyncio
 import dataclasses
@@ -32,7 +32,7 @@ FACTS = NodeFacts(instance_type="p5.48xlarge", capacity_type="on-demand", region
 
 
 def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
-    """A line of some hours."""
+    """Return a line of some hours."""
     seconds = ByState(**{name: chance.choice((0.0, chance.uniform(0, DAY_SECONDS))) for name in ByState.__slots__})
     return Figures(
         seconds=seconds + ByState(unprofiled=1),
@@ -43,7 +43,7 @@ def figures(chance: random.Random, currencies: tuple[str, ...]) -> Figures:
 
 
 def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: int = 24) -> Chunk:
-    """A day of two clusters: pods, what nobody held, what nobody knows."""
+    """Return a day of two clusters: pods, unallocated and unattributed time."""
     chance = random.Random(seed * 100_003 + day)  # noqa: S311 - figures, not secrets
     lines: dict[LineKey, Figures] = {}
     for cluster in ("east", "west"):
@@ -78,7 +78,7 @@ def chunk(day: int, *, seed: int = 0, nodes: int = 3, owners: int = 4, hours: in
 
 
 def day_ledger(of: Chunk, *, simulated: bool = False, failures: tuple[Failure, ...] = ()) -> FleetLedger:
-    """A day as a source reads it to be closed."""
+    """Return a day as read from a source to be closed."""
     return FleetLedger(
         window=of.window,
         dimensions=ALL_OF_A_DAY,
@@ -93,7 +93,7 @@ def day_ledger(of: Chunk, *, simulated: bool = False, failures: tuple[Failure, .
 def summed(
     lines: Mapping[LineKey, Figures], dimensions: frozenset[Dimension], filters: Filters = EVERYTHING
 ) -> dict[LineKey, Figures]:
-    """What the store must say, added up line by line."""
+    """Return the expected answer of the store, added up line by line."""
     groups: dict[LineKey, list[Figures]] = {}
     for key, line in lines.items():
         if not filters.keep(key):
@@ -107,7 +107,7 @@ def summed(
 
 
 def same(one: Figures, other: Figures) -> bool:
-    """Equal but for the order in which numbers were added."""
+    """Return whether figures are equal, apart from the order of additions."""
     numbers = [
         (one.unpriced_seconds, other.unpriced_seconds),
         (one.energy_joules or 0.0, other.energy_joules or 0.0),
@@ -123,20 +123,20 @@ def same(one: Figures, other: Figures) -> bool:
 
 
 def assert_lines(found: Mapping[LineKey, Figures], expected: Mapping[LineKey, Figures]) -> None:
-    """The same lines with the same figures."""
+    """Assert the same lines with the same figures."""
     assert set(found) == set(expected)
     assert [key for key in expected if not same(found[key], expected[key])] == []
 
 
 @dataclass
 class Known:
-    """A source that has some days, and may be broken."""
+    """A source of some days, with faults."""
 
     days: dict[int, Chunk]
     failing: set[int] = field(default_factory=set)
-    """Days of which a question stays unanswered."""
+    """Days with an unanswered query."""
     unanswered: str = 'workload:gpu_ledger:delta1h{quantity="cost"}'
-    """What it asks for."""
+    """The unanswered query."""
     may_pass: bool = True
     down: bool = False
     asked: list[Window] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Known:
         filters: Filters = EVERYTHING,
         progress: Progress = unseen,
     ) -> FleetLedger:
-        """As the protocol says."""
+        """Return the ledger of a window, as in the protocol."""
         if self.down:
             raise PrometheusError("unreachable", "prometheus: cannot connect; start it", retriable=True)
         self.asked.append(window)
@@ -185,17 +185,17 @@ MOST_STEPS = 5
 
 
 def seed_of(version: int) -> int:
-    """Every version of a day has lines of its own."""
+    """Return the seed of a version of a day: every version has other lines."""
     return version
 
 
 def end_of(days: int) -> float:
-    """When that many days are due."""
+    """Return the time at which that many days are due."""
     return D1 + days * DAY_SECONDS + 3 * 3600.0
 
 
 def work(path: Path, log: int) -> None:
-    """Close the next days, then some of them again, until killed; each is logged when it is on the disk."""
+    """Close the next days, then some of them again, until killed; log each one after it is on the disk."""
     with DayStore(path).writing(0.0) as store:
         while True:
             done = len(store.closed_days())
@@ -216,8 +216,8 @@ def work(path: Path, log: int) -> None:
                 os.write(log, f"{day} {version}\n".encode())
 
 
-def judge(path: Path, told: dict[int, int], newest: int) -> tuple[int, int, list[str]]:
-    """Days, versions, and what is wrong with them; the lines are held against the truth of the ``newest`` days."""
+def judge(path: Path, logged: dict[int, int], newest: int) -> tuple[int, int, list[str]]:
+    """Return days, versions, and problems; the lines of the ``newest`` days are compared with the truth."""
     problems: list[str] = []
     with DayStore(path).writing(0.0) as store:
         problems += store.check()
@@ -229,15 +229,15 @@ def judge(path: Path, told: dict[int, int], newest: int) -> tuple[int, int, list
         for day in known:
             start = day.window.start_seconds
             versions += len(store.restatements(start))
-            if day.version < told.get(start, 0):
-                problems.append(f"{day.window.label}: version {told[start]} was told and {day.version} is there")
+            if day.version < logged.get(start, 0):
+                problems.append(f"{day.window.label}: version {logged[start]} was logged, the store has {day.version}")
             if day not in known[-newest:]:
                 continue
             truth = chunk(start, seed=seed_of(day.version), nodes=NODES, owners=OWNERS)
             found = asyncio.run(StoreLedger(store).ledger(day_window(start), ALL_OF_A_DAY)).chunks[0]
             if found.lines != truth.lines or found.capacity_seconds != truth.capacity_seconds:
-                problems.append(f"{day.window.label}: version {day.version} is not what was closed")
-        problems += [f"{day} was told and is not there" for day in told if day not in starts]
+                problems.append(f"{day.window.label}: version {day.version} differs from the closed day")
+        problems += [f"{day} was logged and is missing" for day in logged if day not in starts]
     return len(known), versions, problems
 
 
@@ -247,7 +247,7 @@ def lines_of(log: Path) -> list[str]:
 
 
 def wait_for_steps(child: int, log: Path, steps: int) -> None:
-    """Wait until the log has so many lines, or the child has ended by itself."""
+    """Wait until the log has that many lines, or the child has ended by itself."""
     ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while len(lines_of(log)) < steps and os.waitid(os.P_PID, child, ended) is None:
         time.sleep(0.002)
@@ -271,11 +271,11 @@ def main(directory: Path, rounds: int, seed: int) -> None:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "a round ended by itself"
-        told = {}
+        logged = {}
         for line in lines_of(log):
             day, version = line.split()
-            told[int(day)] = int(version)
-        days, versions, found = judge(directory / "store", told, 2 * DAYS_A_ROUND if number + 1 < rounds else 10_000)
+            logged[int(day)] = int(version)
+        days, versions, found = judge(directory / "store", logged, 2 * DAYS_A_ROUND if number + 1 < rounds else 10_000)
         problems += found
     print(json.dumps({"rounds": rounds, "days": days, "versions": versions, "problems": problems}))  # noqa: T201 - what the test reads
 
@@ -292,7 +292,7 @@ GB = 1e9
 
 
 def use(number: int = 0, activity: float = 0.5, /, **others: object) -> HeldDevice:
-    """A device that was held all the week; ``activity`` is its mean, its 95 % and its peak."""
+    """Return a device that was held all the week; ``activity`` is its mean, its 95 % and its peak."""
     figures: dict[str, object] = {
         "cluster": "",
         "node": "n1",
@@ -317,18 +317,18 @@ def use(number: int = 0, activity: float = 0.5, /, **others: object) -> HeldDevi
 
 
 def with_owner(values: dict[str, object]) -> dict[str, object]:
-    """Values with those that name an owner put together."""
+    """Return the values with those of an owner combined."""
     names = {name: str(value) for name, value in values.items() if name in LineKey._fields}
     return {"owner": LineKey(**names), **{name: value for name, value in values.items() if name not in names}}
 
 
 def ledger(*lines: tuple[LineKey, Figures]) -> FleetLedger:
-    """A week's ledger of one chunk."""
+    """Return a week's ledger of one chunk."""
     return FleetLedger(window=WEEK, dimensions=PAYER, chunks=(Chunk(window=WEEK, lines=dict(lines)),))
 
 
 def paid(per_hour: float, hours: float, *, currency: str = "USD", **key: str) -> tuple[LineKey, Figures]:
-    """A line of so many GPU-hours at a price."""
+    """Return a line of some GPU-hours at a price."""
     names = {"namespace": "ml", "kind": "Deployment", "workload": "w", "team": "t", "model": H100} | key
     money = {currency: ByState(unprofiled=per_hour * hours)}
     return LineKey(**names), Figures(seconds=ByState(unprofiled=hours * 3600), money=money)
@@ -338,7 +338,7 @@ ACTIVE = ByState(unprofiled=1)
 
 
 def prices_of(uses: Iterable[HeldDevice], per_hour: float, parts: ByState = ACTIVE) -> FleetLedger:
-    """What those would have paid at one price, all of it in parts that sum to 1."""
+    """Return the cost of these uses at one price, in parts that sum to 1."""
     hours: dict[LineKey, float] = {}
     for one in uses:
         key = one.owner.at(PAYER)

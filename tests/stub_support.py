@@ -1,4 +1,4 @@
-"""Builds and steers the simulated libnvidia-ml.so.1 of tests/stub, for ABI tests and benchmarks."""
+"""Builds and controls the simulated libnvidia-ml.so.1 of tests/stub, for ABI tests and benchmarks."""
 
 import ctypes
 import hashlib
@@ -65,7 +65,7 @@ class StubGpu(ctypes.Structure):
 
 
 class StubControl(ctypes.Structure):
-    """The control block; as ``struct stub_control``. What is written here, running libraries do at once."""
+    """The control block; as ``struct stub_control``. Running libraries read it at once."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -82,7 +82,7 @@ class StubControl(ctypes.Structure):
 
 
 def compiler() -> str | None:
-    """Path of a C compiler, ``None`` where there is none."""
+    """Return the path of a C compiler, or ``None`` without one."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -90,9 +90,9 @@ def build(directory: Path, *, release: str = RELEASE, without: Iterable[str] = (
     """Compile ``directory/libnvidia-ml.so.1`` and put it there in one step, as a package manager does.
 
     Args:
-        directory: created where missing; goes into ``LD_LIBRARY_PATH``.
+        directory: created if missing; goes into ``LD_LIBRARY_PATH``.
         release: driver release of the library; a control block with another ``kernel_release`` is a mismatch.
-        without: functions that this library does not have, as an older driver.
+        without: functions that this library lacks, like an older driver.
         wide: 32-byte process records under the ``_v3`` name, as early R535 drivers.
 
     Returns:
@@ -108,11 +108,11 @@ def build(directory: Path, *, release: str = RELEASE, without: Iterable[str] = (
 
 
 def compiled(place: Path, sources: Sequence[Path], *options: str, exports: str = "") -> None:
-    """Put a compiled program or library in a place in one step; what was compiled before is copied.
+    """Put a compiled program or library in a place in one step; an earlier compilation is copied.
 
     Args:
-        place: its directory is created where missing.
-        sources: of C, in one folder.
+        place: its directory is created if missing.
+        sources: C files, in one folder.
         options: for compiler and linker.
         exports: version script of a library.
     """
@@ -135,7 +135,7 @@ def compiled(place: Path, sources: Sequence[Path], *options: str, exports: str =
 
 
 def control(path: Path, *, gpus: int = 8, partitioned: bool = False) -> StubControl:
-    """Make a control file and map it; every GPU has values of its own, so that mixed-up devices show."""
+    """Make a control file and map it; every GPU has different values, so that a test notices a mix-up."""
     path.write_bytes(bytes(ctypes.sizeof(StubControl)))
     with path.open("r+b") as file:
         block = StubControl.from_buffer(mmap.mmap(file.fileno(), 0))
@@ -167,22 +167,22 @@ def _fill(gpu: StubGpu, index: int, *, partitioned: bool) -> None:
 
 
 def gpu_uuid(index: int) -> str:
-    """UUID of the simulated GPU ``index``."""
+    """Return the UUID of the simulated GPU ``index``."""
     return f"GPU-5717b000-0000-4000-8000-{index:012d}"
 
 
 def instance_uuid(gpu: int, place: int, generation: int = 0) -> str:
-    """UUID of the simulated MIG instance at ``place`` of GPU ``gpu``."""
+    """Return the UUID of the simulated MIG instance at ``place`` of GPU ``gpu``."""
     return f"MIG-5717b000-{generation:04d}-5000-8000-{gpu:06d}{place:06d}"
 
 
 def holdable(*, partitioned: bool) -> list[str]:
-    """UUIDs of all devices of 8 simulated GPUs that a pod can hold: GPUs, or MIG instances."""
+    """Return the UUIDs of all devices of 8 simulated GPUs that a pod can hold: GPUs, or MIG instances."""
     if partitioned:
         return [instance_uuid(gpu, place) for gpu in range(8) for place in range(MAX_INSTANCES)]
     return [gpu_uuid(gpu) for gpu in range(8)]
 
 
 def environment(directory: Path, control_path: Path) -> dict[str, str]:
-    """Environment that makes a child process find the simulated library and its control file."""
+    """Return the environment in which a child process finds the simulated library and its control file."""
     return {"LD_LIBRARY_PATH": str(directory), "NVML_STUB_CONTROL": str(control_path)}

@@ -601,7 +601,7 @@ def test_stopped_engine_blocks_the_call_until_it_resumes(client: Client, engine:
     thread.start()
     thread.join(timeout=0.5)
     assert thread.is_alive(), "the call returned from an engine that does not run"
-    engine.go_on()
+    engine.resume()
     thread.join(timeout=PATIENCE_SECONDS)
     assert codes == [abi.Code.OK]
 

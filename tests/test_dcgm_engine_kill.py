@@ -290,7 +290,7 @@ def test_hanging_engine_affects_only_its_fields_until_it_resumes(node: Node) -> 
         stopped_at = time.monotonic()
         node.engine.stop()
         watcher.until(lambda count: count == 0, stopped_at, "profiling fields absent")
-        node.engine.go_on()
+        node.engine.resume()
         went_on_at = time.monotonic()
         watcher.until(lambda count: count == GPUS, went_on_at, "profiling fields back")
     assert node.processes() == processes

@@ -136,7 +136,7 @@ async def test_hanging_engine_does_not_block_the_doctor(node: Node) -> None:
         started = time.monotonic()
         found = await node.findings(engine.address)
         assert time.monotonic() - started < 30
-        engine.go_on()
+        engine.resume()
     assert found["DCGM engine"].level is Level.WARN
     assert "does not answer" in found["DCGM engine"].cause
     assert found["driver"].level is Level.OK

@@ -211,7 +211,7 @@ async def test_fleet_behind_a_faulty_proxy_gives_the_same_ledger(
             progress=lambda *step: steps.append(step),
         )
     assert not ledger.failures
-    assert set(proxy.told) == {"", *proxy.faults}
+    assert set(proxy.faults_sent) == {"", *proxy.faults}
     assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
     assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
     assert steps[-1][0] == steps[-1][1]
