@@ -27,14 +27,14 @@ GPU_IS_LOST, DRIVER_NOT_LOADED, UNKNOWN = 15, 9, 999
 
 
 class Watched:
-    """A worker on a simulated driver, and everything it has read so far."""
+    """A worker on a simulated driver, and its readings so far."""
 
     def __init__(self, worker: Worker, control: stub.StubControl) -> None:
         self.worker, self.control = worker, control
         self.readings: list[Reading] = []
 
     async def until(self, check: Callable[[Reading], T], what: str) -> T:
-        """Return what ``check`` gives for the first reading from now on for which that is true."""
+        """Return the first true result of ``check`` for a reading from now on."""
         until = time.monotonic() + PATIENCE_SECONDS
         self.worker.take()
         while time.monotonic() < until:
@@ -203,7 +203,7 @@ async def test_missing_process_sample_call_falls_back_to_the_older_call(
     async with watched(library, tmp_path / "control", control) as node:
         processes = await node.until(sampled, "process samples")
     assert {one.pid: one.sm_ratio for one in processes} == {100_030: 0.40, 100_031: 0.41}
-    assert {(one.jpg_ratio, one.ofa_ratio) for one in processes} == {(None, None)}, "not told is not idle"
+    assert {(one.jpg_ratio, one.ofa_ratio) for one in processes} == {(None, None)}, "an unreported value is not 0"
 
 
 async def test_early_r535_drivers_long_process_records_are_recognised(

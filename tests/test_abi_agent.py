@@ -1,4 +1,4 @@
-"""The whole agent on a simulated driver library: /metrics is served throughout, whatever the driver does."""
+"""The whole agent on a simulated driver library: /metrics is served throughout, in every state of the driver."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ Page = dict[str, float]
 
 @contextmanager
 def scraped_all_the_time(agent: AgentProcess) -> Iterator[None]:
-    """Scrape ten times a second meanwhile, four times at least; every scrape must have been answered in time."""
+    """Scrape ten times a second in the block, four times at least; every scrape must be answered in time."""
     stop, took = threading.Event(), []
 
     def scrape() -> None:
@@ -50,7 +50,7 @@ def scraped_all_the_time(agent: AgentProcess) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Node:
-    """An agent, and what its driver does."""
+    """An agent, and the control of its driver."""
 
     agent: AgentProcess
     control: stub.StubControl
@@ -85,7 +85,7 @@ def restarts(page: Page) -> float:
 
 @contextmanager
 def running(library: Path, directory: Path, *, driver_error: int = 0) -> Iterator[Node]:
-    """An agent on the simulated driver, all of whose GPUs are up unless the driver has an error."""
+    """Run an agent on the simulated driver; wait until all GPUs are up, unless the driver has an error."""
     control = stub.control(directory / "control", gpus=GPUS)
     control.driver_error = driver_error
     env = stub.environment(library, directory / "control")
@@ -104,7 +104,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """An agent for all tests that leave its driver as it was."""
+    """Run an agent for all tests that leave its driver unchanged."""
     with running(library, tmp_path_factory.mktemp("node")) as one:
         yield one
 
@@ -156,7 +156,7 @@ def test_release_unmaps_the_driver_library_until_it_reopens(library: Path, node:
     assert mapped not in Path(f"/proc/{node.agent.process.pid}/maps").read_text(encoding="utf-8")
     assert node.agent.ask("POST", "/-/release?seconds=2")[0] in {200, 202}
     page = node.agent.until(lambda page: up(page) and 1.0 not in up(page).values(), "the driver released")
-    assert matching(page, "gpu_activity_ratio") == {}, "what is not measured is not shown"
+    assert matching(page, "gpu_activity_ratio") == {}, "an unmeasured value is absent"
     status, reasons = node.agent.get("/readyz")
     assert (status, "released" in reasons) == (503, True)
     assert not Path(f"/proc/{child}").exists()

@@ -1,4 +1,4 @@
-"""The accuracy benchmark on a made-up trace: it skips aloud, comes near the truth, and records what the page shows."""
+"""The accuracy benchmark on a small trace: it reports a skip, is near the truth, and records the values of the page."""
 
 import shutil
 import subprocess
@@ -31,14 +31,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def cells(output: str, case: str, way: str) -> list[float | None]:
-    """The figures of a row of the table; ``None`` where it tells none."""
+    """Return the figures of a row of the table; ``None`` for an empty one."""
     (row,) = [line for line in output.splitlines() if line.startswith(f"| {case} | {way} |")]
     texts = [cell.strip() for cell in row.strip("|").split("|")[2:]]
     return [float(text.split()[0]) if text else None for text in texts]
 
 
 def balance(output: str, case: str) -> list[float]:
-    """Relative errors of the sums over owners, of workloads and of the marker, in percent."""
+    """Return the relative errors of the sums over owners, of workloads and of the marker, in percent."""
     row = [line for line in output.splitlines() if line.startswith(f"| {case} | ")][-1]
     return [float(cell.split()[0]) for cell in row.strip("|").split("|")[3:6]]
 
@@ -58,7 +58,7 @@ def test_prometheus_results_match_the_metered_hour_of_a_small_trace(traces: Path
     assert done.returncode == 0, done.stdout + done.stderr
     for case in ("clean", "2 % of scrapes lost", "agents restarted", "Prometheus away 10 min"):
         total, worst, *_ = cells(done.stdout, case, "ledger, recorded hours")
-        # The last value before the hour is half a minute old at most.
+        # The last value before the hour is at most half a minute old.
         assert total is not None
         assert abs(total) < 1
         assert worst is not None

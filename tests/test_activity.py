@@ -1,4 +1,4 @@
-"""Activity: which signal counts, when signals contradict each other, and how it is divided."""
+"""Activity: which signal counts, what happens if signals contradict each other, and how activity is divided."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -101,7 +101,7 @@ def test_activity_without_a_compute_signal_is_unknown_and_never_zero(values: dic
 
 
 class Track:
-    """One device, judged second by second."""
+    """One device, with a judgement each second."""
 
     def __init__(self, **facts: object) -> None:
         self.judge = ActivityJudge()
@@ -136,7 +136,7 @@ def test_dead_engine_counter_with_utilisation_is_a_contradiction(
     device = Track(from_dcgm=from_dcgm)
     reasons = [device.see(reading(0.0, utilisation[second % len(utilisation)]))[0].reason for second in range(1200)]
     begins = reasons.index("contradiction")
-    assert begins <= (150 if utilisation == [12] else 20), "the mean has to reach a tenth first"
+    assert begins <= (150 if utilisation == [12] else 20), "the mean must reach 10 % first"
     assert set(reasons[begins:]) == {"contradiction"}
     assert device.counted("contradiction") == 1
 
@@ -163,7 +163,7 @@ def test_readings_that_agree_on_average_are_no_contradiction(name: str, seconds:
 
 def test_first_reading_and_reading_after_a_long_gap_are_no_contradiction() -> None:
     device = Track()
-    stopped = reading(0.0, 99)  # of work that ended a moment ago
+    stopped = reading(0.0, 99)  # of work that has just ended
     assert device.see(stopped)[0].reason == ""
     device.at_seconds += 3600
     assert device.see(stopped)[0].reason == ""
@@ -198,9 +198,13 @@ def test_busy_gpu_without_process_and_memory_is_unknown() -> None:
     stuck = {Field.GPU_UTIL: 100, Field.FB_USED: 3, **CODECS_AT_REST}
     device = Track(process_count=0)
     assert device.see(stuck, 30)[-1].reason == "contradiction"
-    assert device.see({**stuck, Field.FB_USED: 900}, process_count=1)[0].reason == "", "a process explains it"
+    assert device.see({**stuck, Field.FB_USED: 900}, process_count=1)[0].reason == "", (
+        "a process explains the utilisation"
+    )
     hidden = Track(process_count=None)
-    assert {judged.reason for judged in hidden.see(stuck, 300)} == {""}, "without a reliable list nothing is proven"
+    assert {judged.reason for judged in hidden.see(stuck, 300)} == {""}, (
+        "without a reliable list there is no contradiction"
+    )
     ended = Track()
     ended.see({**stuck, Field.FB_USED: 900}, 600, process_count=1)
     assert {judged.reason for judged in ended.see(stuck, 3, process_count=0)} == {""}, "utilisation lags"
@@ -262,10 +266,14 @@ def test_unmeasured_codec_makes_an_instance_unknown_while_the_gpu_uses_it() -> N
     decodes = {DECODERS[2]: 0.4}
     assert device.see(IDLE_ENGINE, parent_values=decodes)[0].reason == "incomplete"
     assert device.see(IDLE_ENGINE, parent_values=decodes, process_count=None)[0].reason == "incomplete"
-    assert device.see(IDLE_ENGINE, parent_values=decodes, process_count=0)[0].reason == "", "nothing runs in it"
+    assert device.see(IDLE_ENGINE, parent_values=decodes, process_count=0)[0].reason == "", (
+        "no process is in the instance"
+    )
     assert device.see(IDLE_ENGINE, parent_values={DECODERS[2]: 0.0})[0].reason == ""
     busy = device.see({Field.PROF_GR_ENGINE_ACTIVE: 0.3}, parent_values=decodes)[0].activity
-    assert busy == Activity(ratio=0.3, source=ActivitySource.ENGINE, measured_by="dcgm"), "busy enough is not idle"
+    assert busy == Activity(ratio=0.3, source=ActivitySource.ENGINE, measured_by="dcgm"), (
+        "an activity above the threshold is not idle"
+    )
 
 
 def test_single_failed_codec_reading_makes_one_sample_unknown() -> None:
@@ -285,7 +293,7 @@ def test_unmeasured_codec_of_a_gpu_without_processes_is_idle() -> None:
     assert device.see(without, process_count=0)[0].activity is not None
     assert device.see({**without, Field.FB_USED: 3}, process_count=0)[0].activity is not None
     hidden = device.see({**without, Field.FB_USED: 4096}, process_count=0)
-    assert hidden[0].reason == "incomplete", "memory in use belongs to a process that the list lacks"
+    assert hidden[0].reason == "incomplete", "used memory belongs to an unlisted process"
 
 
 def test_codec_no_longer_measured_is_unknown_only_if_it_was_in_use() -> None:
@@ -374,7 +382,7 @@ def test_instance_codecs_count_for_their_gpu() -> None:
 
 
 def test_partitioned_gpu_is_not_idle_while_one_instance_is_unknown() -> None:
-    """Its engine counter does not show what an instance decodes that was made a moment ago."""
+    """Its engine counter does not show the decoders of an instance that has just been created."""
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     idle, busy = (Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE)) for ratio in (0.01, 0.4))
     unknown = Judgement(activity=None, reason="no_source")
@@ -419,7 +427,7 @@ def test_split_without_process_data_is_by_share_and_estimated() -> None:
     split = split_activity(device, [holder("a", 0.5), holder("b", 0.25)], None)
     assert ratios_of(split) == pytest.approx([0.4, 0.2])
     assert set(sources_of(split)) == {ActivitySource.ESTIMATED}
-    assert split.bounds == ((0.0, pytest.approx(0.6)),) * 2, "all of it may be of either"
+    assert split.bounds == ((0.0, pytest.approx(0.6)),) * 2, "either pod may have all of it"
 
 
 def test_zero_process_samples_on_a_busy_device_do_not_make_sharers_idle() -> None:
@@ -441,7 +449,7 @@ def test_single_holder_gets_all_activity_not_known_to_be_of_others() -> None:
     assert split_activity(device, [alone], [sampled(0.9, alone, known=False)]).parts == (device,)
     split = split_activity(device, [alone], [sampled(0.9, alone, known=False), sampled(0.1)])
     assert ratios_of(split) == pytest.approx([0.9])
-    assert split.bounds == ((0.0, pytest.approx(0.9)),), "it may be of none"
+    assert split.bounds == ((0.0, pytest.approx(0.9)),), "no pod may have any of it"
 
 
 def test_split_between_containers_of_a_pod_leaves_other_pods_unchanged() -> None:

@@ -53,7 +53,7 @@ def portion(
 
 @dataclass(frozen=True)
 class Step:
-    """One sample: its length, and the active and idle parts of it."""
+    """One sample: its length, and its active and idle parts."""
 
     seconds: float
     active: float
@@ -74,7 +74,7 @@ def steps() -> st.SearchStrategy[list[Step]]:
 
 
 def added_up(past: list[tuple[float, Step]], now: float, window: float) -> tuple[float, float]:
-    """Return active and measured seconds of a window, from every step one by one."""
+    """Return active and measured seconds of a window, summed over every step."""
     active = measured = 0.0
     for end, step in past:
         part = max(0.0, min(1.0, (end - (now - window)) / step.seconds))
@@ -95,7 +95,7 @@ def test_windows_equal_the_sum_of_all_portions(found: list[Step], start: float) 
     of_owner, of_holder = reading.of_owner(JOB), reading.of_holder(KEY, None)
     for window, seconds in WINDOWS.items():
         expected = added_up(past, now, seconds)
-        # Between two marks use is taken to be even: the edge of a window errs by less than the time between them.
+        # Use is assumed to be even between two marks: the edge of a window errs by less than the time between them.
         most = (COARSE_SECONDS if window == "24h" else FINE_SECONDS) + LONGEST_STEP
         for got, wanted in zip(of_owner.get(window, (0.0, 0.0)), expected, strict=True):
             assert abs(got - wanted) <= most + 0.01, window

@@ -1,4 +1,4 @@
-"""The agent as a process: what it serves, how it ends, and what it does without a driver."""
+"""The agent as a process: its endpoints, its exit, and its behaviour without a driver."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_demo_splits_cost_by_pod_and_namespace_labels(tmp_path: Path) -> None:
     with running_agent(*command, "--kube-start-jitter", "0s") as agent:
 
         def divided(page: dict[str, float]) -> set[tuple[str, ...]]:
-            """Kinds of owners with their cost labels."""
+            """Return the kinds of owners with their cost labels."""
             of = re.compile(r'workload_kind="(.*?)".*cost_labels="(.*?)"')
             return {found.groups() for one in matching(page, "gpu_ledger_seconds_total") if (found := of.search(one))}
 
@@ -94,7 +94,7 @@ def test_command_blocked_on_a_file_as_process_1_ends_on_sigterm(tmp_path: Path) 
     command = (sys.executable, "-m", "exporter", "prices", "check", str(book))
     with subprocess.Popen([*AS_PROCESS_1, *command], cwd=ROOT) as process:
         try:
-            with book.open("wb"):  # it is reading, as of here
+            with book.open("wb"):  # the agent reads the book from here on
                 children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii")
                 os.kill(int(children), signal.SIGTERM)
                 assert process.wait(timeout=10) == 128 + signal.SIGTERM
@@ -111,16 +111,16 @@ def test_missing_kubelet_affects_only_attribution(tmp_path: Path) -> None:
         assert set(matching(page, "gpu_allocation_state", state="unknown").values()) == {1.0}
         assert set(matching(page, "gpu_allocation_state", state="unallocated").values()) == {0.0}
         agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="attribution"), "the failure counts")
-        assert agent.get("/readyz")[0] == 200, "the kubelet alone does not make the node's readings useless"
+        assert agent.get("/readyz")[0] == 200, "readings remain useful without the kubelet"
 
 
 def test_agent_without_a_driver_reports_the_reason_and_retries(tmp_path: Path) -> None:
-    # Found before any real one, and no library: so this is a machine without a driver, wherever the test runs.
+    # This file is found before any real library, and is not a library: the machine has no usable driver.
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
     with running_agent("--attribution", "off", env={"LD_LIBRARY_PATH": str(tmp_path)}) as agent:
         agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="nvml"), "the failure is counted")
         page = agent.series()
-        assert not up(page), "no GPU is made up"
+        assert not up(page), "no GPU is invented"
         assert page["gpu_exporter_simulated"] == 0
         status, reasons = agent.get("/readyz")
         assert status == 503
@@ -148,7 +148,7 @@ def test_all_configuration_errors_are_reported_at_once(tmp_path: Path) -> None:
         assert word in told
     (line,) = refused("--simulate", "demo", "--collectors", str(collectors))
     assert f"{collectors}:2" in line
-    assert "DCGM_FI_DEV_GPU_UTIL" in line, "the nearest name is offered"
+    assert "DCGM_FI_DEV_GPU_UTIL" in line, "the message has the nearest name"
 
 
 def failed_ticks(page: dict[str, float]) -> float:
@@ -170,7 +170,7 @@ def failing(*arguments):
 Node.steps = failing
 sys.exit(main(sys.argv[4:]))
 """
-"""Runs the agent; its ticks fail while a file is there. Arguments: python -m exporter, and the agent's own."""
+"""Runs the agent; its ticks fail while a file exists. Arguments: python -m exporter, and the arguments of the agent."""
 
 
 def test_failing_tick_is_counted_and_ends_readiness(tmp_path: Path) -> None:

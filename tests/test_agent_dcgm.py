@@ -1,4 +1,4 @@
-"""The agent with two sources, as processes: each dies, hangs or is let go of, and the other goes on."""
+"""The agent with two source processes: one dies, hangs or is released, and the other continues."""
 
 import json
 import os
@@ -18,7 +18,7 @@ INSTANCES = 4
 
 @contextmanager
 def both(scenario: str | Path = "a100-mig", *arguments: str) -> Iterator[AgentProcess]:
-    """An agent that reads NVML and DCGM, from the first page on which both have answered."""
+    """Run an agent that reads NVML and DCGM, from the first page with answers of both."""
     options = ("--simulate", str(scenario), "--dcgm-address", ADDRESS, *INTERVAL, *arguments)
     with running_agent(*options) as agent:
         agent.until(lambda page: works(page, "nvml") and works(page, "dcgm"), "both sources answer")
@@ -26,7 +26,7 @@ def both(scenario: str | Path = "a100-mig", *arguments: str) -> Iterator[AgentPr
 
 
 def with_faults(directory: Path, *faults: str) -> Path:
-    """The scenario of a partitioned A100, with faults."""
+    """Return the scenario of a partitioned A100, with faults."""
     text = (ROOT / "simulator/gpu_simulator/scenarios/a100-mig.yaml").read_text(encoding="utf-8")
     path = directory / "faulty.yaml"
     path.write_text("\n".join([text, "faults:", *(f"  - {{{fault}}}" for fault in faults), ""]), encoding="utf-8")
@@ -38,7 +38,7 @@ def works(page: Page, source: str) -> bool:
 
 
 def child_of(agent: AgentProcess, source: str) -> int:
-    """Process id of the child that reads a source."""
+    """Return the process id of the child that reads a source."""
     asks = {
         pid: b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in agent.children()
     }
@@ -84,15 +84,15 @@ def test_dcgm_keeps_every_gpu_up_while_nvml_hangs() -> None:
         def nvml_leads(page: Page) -> bool:
             activity = matching(page, "gpu_activity_ratio")
             dark.append(len(activity) < len(up(page)) or min(up(page), default=0.0) < 1)
-            return bool(matching(page, "gpu_temperature_celsius"))  # which DCGM is not asked for beside NVML
+            return bool(matching(page, "gpu_temperature_celsius"))  # not requested from DCGM while NVML runs
 
         page = agent.until(lambda page: not nvml_leads(page), "DCGM has taken over")
         assert all('measured_by="dcgm"' in series for series in matching(page, "gpu_activity_ratio"))
-        assert matching(page, "gpu_activity_ratio", source="codec"), "a transcoder is not idle meanwhile"
+        assert matching(page, "gpu_activity_ratio", source="codec"), "a transcoder is not idle in that time"
         assert agent.get("/readyz")[0] == 200
         page = agent.until(nvml_leads, "NVML is back")
         assert matching(page, "gpu_exporter_errors_total", part="nvml", reason="hung")
-        assert not any(dark), "every page meanwhile has every GPU"
+        assert not any(dark), "every page in that time has every GPU"
         assert page["gpu_exporter_conservation_error_seconds"] == pytest.approx(0, abs=1e-6)
         assert not any("tick failed" in line for line in agent.lines)
 
@@ -111,7 +111,7 @@ def test_failing_engine_removes_only_its_own_values(tmp_path: Path) -> None:
         assert not matching(page, "gpu_profiling_state", state="paused")
         assert "is paused" not in agent.get("/")[1]
 
-        page = agent.until(lambda page: not works(page, "dcgm"), "the loss is told")
+        page = agent.until(lambda page: not works(page, "dcgm"), "the loss is shown")
         assert works(page, "nvml")
         page = agent.until(lambda page: not profiled(page), "profiling fields are gone, and not 0")
         assert of_instances(page) == {}
@@ -125,14 +125,14 @@ def test_failing_engine_removes_only_its_own_values(tmp_path: Path) -> None:
         page = agent.until(lambda page: len(of_instances(page)) == INSTANCES, "all of it is back")
         assert matching(page, "gpu_exporter_errors_total", part="dcgm")
         lost = [line for line in agent.lines if "source dcgm is failed" in line]
-        told = {line.partition("source dcgm is failed")[2] for line in lost}
-        assert len(lost) == len(told) <= 2, "gone, then refused: each told once, however often it is tried"
+        causes = {line.partition("source dcgm is failed")[2] for line in lost}
+        assert len(lost) == len(causes) <= 2, "lost, then refused: each is logged once for all attempts"
 
         page = agent.until(lambda page: not profiled(page), "figures of an engine that hangs are not shown")
         assert set(up(page)) == {1.0}
         assert works(page, "nvml")
         ages = page["gpu_exporter_snapshot_timestamp_seconds"] - page["gpu_exporter_sample_timestamp_seconds"]
-        assert ages < 2.0, "NVML is read on"
+        assert ages < 2.0, "NVML readings continue"
         agent.until(profiled, "they return by themselves")
 
 

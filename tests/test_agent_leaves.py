@@ -1,4 +1,4 @@
-"""An agent ends when it is told to, though a thread of it cannot, and when a part of it cannot begin."""
+"""An agent ends on a signal, even if one of its threads cannot end, or a part of it cannot start."""
 
 import mmap
 import shutil

@@ -1,4 +1,4 @@
-"""The example for Alertmanager: who is told, that money never pages, storms, and what is held back."""
+"""The example for Alertmanager: receivers, no paging for money, storms, and inhibition."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def amtool() -> str:
 
 
 def receiver(amtool: str, **labels: str) -> str:
-    """Who is sent an alert of these labels."""
+    """Return the receiver of an alert with these labels."""
     words = [f"{name}={value}" for name, value in labels.items()]
     result = subprocess.run(
         [amtool, "config", "routes", "test", f"--config.file={EXAMPLE}", *words],
@@ -123,7 +123,7 @@ async def test_alert_storm_sends_one_message_per_owner_and_severity_and_no_page(
         await asyncio.sleep(QUIET_SECONDS)
         receivers = running.receivers
         assert not receivers.of("gpu-pager")
-        # Five namespaces with a team, as many without; what is cheap is told at a slower pace.
+        # Five namespaces with a team, five without; alerts on low cost are sent at a longer interval.
         assert len(receivers.of("vision-chat")) == len(receivers.of("research-chat")) == 5 * 2
         assert len(receivers.got) == 20
         title = receivers.of("vision-chat")[0]["attachments"][0]["title"]
@@ -277,7 +277,7 @@ async def test_budget_without_figures_sends_no_resolved_message(tmp_path: Path) 
         burns = [alert("GPUBudgetBurn", "warning", cluster=name, node=name, **month) for name in ("east", "west")]
         await running.post(burns)
         await running.receivers.until(lambda all_of: len(all_of.of("research-chat")) == 2)
-        # One service, elsewhere, has the budgets of several clusters.
+        # One service elsewhere has the budgets of several clusters.
         await running.post(
             [
                 alert("GPUCostServiceDown", "warning", cluster="management"),

@@ -1,4 +1,4 @@
-"""From a simulated node through agent, Prometheus and Alertmanager to a webhook: who is told what, and what not."""
+"""From a simulated node through agent, Prometheus and Alertmanager to a webhook: expected and unexpected messages."""
 
 import asyncio
 import re
@@ -14,36 +14,36 @@ from gpu_simulator.stack import SUBSTITUTIONS
 
 WASTE = ("GPUUnderutilised", "GPUIdle", "GPUSharedIdle")
 FIRST_SECONDS = 110.0
-"""Until the first alerts: an hour of windows takes 30 s, delays take 20 more."""
+"""Time to the first alerts: an hour of windows takes 30 s, delays take 20 more."""
 LATER_SECONDS = 45.0
 WORKS_AGAIN_SECONDS = 104.0
-"""When the notebook works again, as its scenario has it; counted from the start of its agent."""
-Told = tuple[str, Alert]
+"""Time at which the notebook is busy again in its scenario, since the start of its agent."""
+Message = tuple[str, Alert]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """What was told, and what Prometheus and Alertmanager knew."""
+    """Messages of the webhook, and the alerts in Prometheus and Alertmanager."""
 
-    notebook: Told
-    notebook_again: Told
-    server: Told
-    instance: Told
-    sharer: Told
-    shared: Told
-    unknown: Told
-    without_api: Told
-    refused: Told
-    down: Told
+    notebook: Message
+    notebook_again: Message
+    server: Message
+    instance: Message
+    sharer: Message
+    shared: Message
+    unknown: Message
+    without_api: Message
+    refused: Message
+    down: Message
     held_after: Mapping[tuple[str, str], bool]
-    told_of_the_killed: frozenset[tuple[str, str]]
+    alerts_of_the_killed: frozenset[tuple[str, str]]
     waste: tuple[Mapping[str, str], ...]
     idle: tuple[Mapping[str, str], ...]
     nobody_down: bool
 
 
 async def tell(stack: AlertStack) -> Story:
-    """Let it happen: idle pods are told of, an agent is killed, the notebook works again."""
+    """Run the story: alerts for idle pods, an agent that is killed, and a notebook that is busy again."""
     first = await asyncio.gather(
         stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="anna"),
         stack.until_received(FIRST_SECONDS, alertname="GPUUnderutilised", workload_name="orphan-9x2k1"),
@@ -87,7 +87,7 @@ async def tell(stack: AlertStack) -> Story:
         refused=refused,
         down=down,
         held_after=held_after,
-        told_of_the_killed=frozenset(
+        alerts_of_the_killed=frozenset(
             (one["status"], one["labels"]["alertname"])
             for status in ("firing", "resolved")
             for _, one in stack.received(status, workload_name="orphan-9x2k1")
@@ -107,18 +107,18 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return asyncio.run(run(tmp_path_factory.mktemp("alerts")))
 
 
-def labels(told: Told) -> Mapping[str, str]:
-    found: Mapping[str, str] = told[1]["labels"]
+def labels(message: Message) -> Mapping[str, str]:
+    found: Mapping[str, str] = message[1]["labels"]
     return found
 
 
-def summary(told: Told) -> str:
-    return str(told[1]["annotations"]["summary"])
+def summary(message: Message) -> str:
+    return str(message[1]["annotations"]["summary"])
 
 
-def owner(told: Told) -> tuple[str | None, ...]:
+def owner(message: Message) -> tuple[str | None, ...]:
     names = ("workload_namespace", "workload_kind", "workload_name", "team")
-    return tuple(labels(told).get(name) for name in names)
+    return tuple(labels(message).get(name) for name in names)
 
 
 def test_shortened_durations_are_a_subset_of_the_demo_substitutions() -> None:
@@ -160,14 +160,14 @@ def test_barely_used_server_alert_has_its_use_and_cost(story: Story) -> None:
 def test_idle_instance_alerts_and_the_busy_one_on_the_same_gpu_does_not(story: Story) -> None:
     assert owner(story.instance) == ("science", "Pod", "idle-slice", "biology")
     assert " leaves its 2g.20gb MIG slice idle, 1.76 USD an hour, " in summary(story.instance)
-    assert "busy-slice" not in told_of(story)
+    assert "busy-slice" not in alerted(story)
 
 
 def test_only_the_idle_one_of_four_sharers_alerts(story: Story) -> None:
     assert owner(story.sharer) == ("classroom", "Pod", "student-4", "teaching")
     assert " leaves its 0.25 of a GPU idle" in summary(story.sharer)
     assert re.search(r", 1\.5[234] USD an hour", summary(story.sharer))
-    assert not told_of(story) & {"student-1", "student-2", "student-3"}
+    assert not alerted(story) & {"student-1", "student-2", "student-3"}
 
 
 def test_shared_device_alerts_only_if_both_unmeasured_sharers_are_idle(
@@ -175,29 +175,29 @@ def test_shared_device_alerts_only_if_both_unmeasured_sharers_are_idle(
 ) -> None:
     assert story.shared[0] == "finops-chat"
     assert "shared/both-idle-1 shared/both-idle-2" in summary(story.shared)
-    assert not told_of(story) & {"both-idle-1", "both-idle-2", "beside-busy", "busy"}
+    assert not alerted(story) & {"both-idle-1", "both-idle-2", "beside-busy", "busy"}
     assert len({one["uuid"] for one in story.waste if one["alertname"] == "GPUSharedIdle"}) == 1
 
 
 def test_device_with_unknown_activity_alerts_the_platform_and_not_as_idle(story: Story) -> None:
-    assert "unmeasured" not in told_of(story)
+    assert "unmeasured" not in alerted(story)
     assert story.unknown[0] == "gpu-platform-chat"
     assert labels(story.unknown)["node"] == "node-owners"
     assert "Activity is unknown for 100% of the time that GPUs of model NVIDIA A100-SXM4-80GB" in summary(story.unknown)
 
 
 def test_opted_out_owners_get_no_alerts(story: Story) -> None:
-    assert not told_of(story) & {"muted-by-a-date", "muted-for-good"}
+    assert not alerted(story) & {"muted-by-a-date", "muted-for-good"}
 
 
 @pytest.mark.parametrize("case", ["without_api", "refused"])
 def test_pod_without_metadata_alerts_under_its_own_name(story: Story, case: str) -> None:
-    told: Told = getattr(story, case)
+    message: Message = getattr(story, case)
     name, gpus = {"without_api": ("forgotten-7d4b9", "GPU"), "refused": ("orphan-9x2k1", "2 GPUs")}[case]
-    assert owner(told) == ("research", "Pod", name, None)
-    assert told[0] == "research-chat"
-    assert summary(told).startswith(f"Pod research/{name} leaves its {gpus} idle")
-    assert not told_of(story) & {"busy-5c8d7", "steady-4f6h8"}
+    assert owner(message) == ("research", "Pod", name, None)
+    assert message[0] == "research-chat"
+    assert summary(message).startswith(f"Pod research/{name} leaves its {gpus} idle")
+    assert not alerted(story) & {"busy-5c8d7", "steady-4f6h8"}
 
 
 def test_killed_agent_alert_names_its_node(story: Story) -> None:
@@ -208,11 +208,11 @@ def test_killed_agent_alert_names_its_node(story: Story) -> None:
 
 
 def test_killed_agents_node_sends_no_waste_alerts_firing_or_resolved(story: Story) -> None:
-    assert story.told_of_the_killed == {("firing", "GPUUnderutilised")}
+    assert story.alerts_of_the_killed == {("firing", "GPUUnderutilised")}
     assert story.held_after["GPUUnderutilised", "orphan-9x2k1"] is True
     assert story.held_after["GPUUnderutilised", "forgotten-7d4b9"] is False
 
 
-def told_of(story: Story) -> set[str]:
-    """Workloads of which an alert of waste was as much as pending."""
+def alerted(story: Story) -> set[str]:
+    """Return the workloads with an alert of waste, pending ones included."""
     return {one.get("workload_name", "") for one in story.waste}

@@ -14,7 +14,7 @@ from exporter.service.opencost_query import conditions, keeps, window_of
 
 MIDNIGHT = END_SECONDS // DAY_SECONDS * DAY_SECONDS
 WEEK = MIDNIGHT - 6 * DAY_SECONDS
-"""Today and the six days before, as OpenCost counts 7d."""
+"""Today and the six days before, as in OpenCost's 7d."""
 NEEDED = {
     "name",
     "cpuCost",
@@ -30,7 +30,7 @@ NEEDED = {
     "window",
     "properties",
 }
-"""What OpenCost promises of every row."""
+"""Properties that OpenCost guarantees for every row."""
 OURS = {"Unallocated", "Unattributed"}
 
 
@@ -41,13 +41,13 @@ async def site(fleet_prometheus: FleetServer) -> AsyncIterator[Running]:
 
 
 async def rows(site: Running, query: str) -> dict[str, Any]:
-    """The rows of the only set."""
+    """Return the rows of the only set."""
     (found,) = (await site.json(f"/allocation?currency=USD&{query}"))["data"]
     return dict(found)
 
 
 def truth_of(name: str, start: int = WEEK, end: int = END_SECONDS, **wanted: str) -> dict[str, float]:
-    """USD by a field of the truth, of what owners held."""
+    """Return the USD of owners by a field of the truth."""
     found: dict[str, float] = {}
     for (kind, value), totals in truth_between(start, end).total("kind", name, **wanted).items():
         if kind not in OURS and "USD" in totals.money:

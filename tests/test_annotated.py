@@ -248,7 +248,7 @@ def test_annotation_keys_to_read_are_requested() -> None:
     assert {HAMI, INSTANCES, VOLCANO, "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"} == annotated.KEYS
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.dictionaries(st.sampled_from(sorted(annotated.KEYS)), st.text(st.sampled_from(f"{vgpu(0)};[]{{}}"))))
 def test_arbitrary_annotations_resolve_or_are_unresolved(annotations: Mapping[str, str]) -> None:
     containers = [

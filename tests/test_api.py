@@ -125,7 +125,7 @@ def keys_of(value: object) -> Iterator[str]:
 
 
 def undocumented(path: str, document: object) -> tuple[set[str], set[str]]:
-    """Keys that the document has and docs/api.md does not tell under the path, and the other way round."""
+    """Return the undescribed keys of a document in docs/api.md under the path, and the missing described ones."""
     text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text()
     reference = text.partition(f"## `{path}`")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", reference, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The agent's page in a real browser: it shows the node, stays live, and asks for nothing from elsewhere."""
+"""The agent's page in a real browser: it shows the node, updates itself, and requests nothing from other hosts."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def program() -> str:
 
 
 def visit(agent: AgentProcess, directory: Path, *flags: str) -> tuple[str, list[dict[str, object]]]:
-    """The page's DOM after a few (virtual) seconds, and the browser's network log."""
+    """Return the page's DOM after a few (virtual) seconds, and the browser's network log."""
     log = directory / "network.json"
     done = subprocess.run(
         [
@@ -70,9 +70,9 @@ def test_page_shows_the_node_and_requests_only_the_agent(demo_agent: AgentProces
         if isinstance(parameters := event.get("params"), dict) and "url" in parameters
     }
     home = f"http://127.0.0.1:{demo_agent.port}/"
-    assert any(url.startswith(f"{home}?fragment=1") for url in urls), "the page does not keep itself fresh"
+    assert any(url.startswith(f"{home}?fragment=1") for url in urls), "the page does not update itself"
     foreign = {url for url in urls if url.startswith("http") and not url.startswith(home)}
-    # The browser itself looks for its maker's update and account services; the page names none of these hosts.
+    # The browser itself contacts its vendor's update and account services; the page names none of these hosts.
     assert not {url for url in foreign if not any(host in url for host in ("google", "gstatic", "chrome"))}
     assert not any(f'="{url}' in dom for url in foreign)
 
@@ -92,7 +92,7 @@ def test_page_fits_phone_and_desktop_widths_and_passes_axe(context: BrowserConte
         for width in (360, 390, 768, 1280, 2560):
             page.set_viewport_size({"width": width, "height": 900})
             page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=10_000)
-            assert len(set(page.evaluate(PLACES))) == 1, "a card is higher, or its picture is elsewhere"
+            assert len(set(page.evaluate(PLACES))) == 1, "a card is higher, or its picture has another place"
             if width == 390:
                 assert max(page.evaluate(HEIGHTS)) < 3 * 24, "a row has more than three lines"
         assert faults_for_axe(page) == []

@@ -169,12 +169,12 @@ def line(cost: float, currency: str = "USD", unpriced: float = 0.0) -> Figures:
 
 
 def october(days: int = 60, *, hours: int = 24, currency: str = "USD") -> Known:
-    """Until the morning of the 11th: team red 100 a day in namespace a of cluster east, blue 10, nobody 7."""
+    """Return days until the 11th, 06:00: team red 100 a day in namespace a of cluster east, blue 10, Unallocated 7."""
     today = int(at("2026-10-11"))
     known = {}
     for back in range(days + 1):
         start = today - back * DAY_SECONDS
-        part = 0.25 if back == 0 else 1.0  # as much as is over of it
+        part = 0.25 if back == 0 else 1.0  # the elapsed part of the last day
         lines = {
             LineKey(cluster="east", namespace="a", team="red", labels="project=llm", kind="Job", workload="w"): line(
                 100 * part, currency
@@ -248,7 +248,7 @@ def test_unreadable_day_is_reported_and_prevents_a_projection() -> None:
     assert state.projected is None
     assert state.notes == ("1 questions about the period stayed unanswered, first: no answer in 60 s; try again.",)
     (week,) = stand(source, Budget(name="w", amount=1.0, currency="USD", period="week"))
-    assert week.known, "the day lies before the week"
+    assert week.known, "the day is before the week"
 
 
 @pytest.mark.parametrize(
@@ -268,10 +268,10 @@ def test_failed_query_that_does_not_affect_cost_keeps_the_budget_known(series: s
 
 
 async def looks_of(source: Known, *seconds: float) -> tuple[Fleet, list[int], float]:
-    """Looks at these times, in all of which the newest hour is the same.
+    """Run rounds at these times, all with the same newest hour.
 
     Returns:
-        The fleet; how often budgets were counted by each look; the pause after the last one.
+        The fleet; the number of budget readings in each round; the pause after the last round.
     """
 
     async def newest(_now: float) -> float:
@@ -318,7 +318,7 @@ async def test_permanent_query_failure_is_not_retried_before_the_next_hour() -> 
 def test_unrecorded_hours_are_reported() -> None:
     (state,) = stand(october(hours=20), budget(team="red"))
     assert state.notes == ("40 of the period's 246 hours were not recorded, and are not in it.",)
-    assert state.projected is None, "not one complete day is known"
+    assert state.projected is None, "no complete day is known"
 
 
 def test_unrecorded_cluster_and_unknown_owner_are_reported() -> None:

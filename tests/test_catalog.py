@@ -15,7 +15,7 @@ from exporter.model.snapshot import DeviceView, Snapshot
 
 
 def everything() -> Snapshot:
-    """A node that has something to say in every metric."""
+    """Return a node with a value for every metric."""
     first = exclusive()
     values = {**dict.fromkeys(catalog.HEALTH_FIELDS, 1), **first.values, Field.NVLINK_TX_BYTES_TOTAL: 1}
     shown = snapshot(dataclasses.replace(first, values=values), shared(), *partitioned(), lost())

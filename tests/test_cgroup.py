@@ -63,7 +63,7 @@ def test_cgroup_of_every_runtime_and_namespace_maps_to_its_pod(text: str, expect
     assert pod_of(text) == expected
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.text())
 def test_arbitrary_text_does_not_fail(text: str) -> None:
     pod_of(text)

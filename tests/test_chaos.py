@@ -1,4 +1,4 @@
-"""Chaos: a short piece of it with real processes, and whether its judge sees what it must not miss."""
+"""Chaos: a short run with real processes, and tests of its judge."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-# ruff: noqa: E402 - the benchmarks are no package
+# ruff: noqa: E402 - the benchmarks are not a package
 import chaos_schedule
 import chaos_world
 from chaos_invariants import BOARD_ROWS, OF_WHOLE_GPUS, Judge
@@ -31,9 +31,9 @@ def judge_of(*injections: Injection, with_dcgm: bool = False) -> Judge:
 
 
 def page_at(t: float, *series: str, off: float = 0.0) -> str:
-    """A page of a reading and of a kubelet's answer at an instant of the world, on a clock that is off.
+    """Return a page of a reading and of a kubelet's answer at an instant of the world, on a clock with an offset.
 
-    A ledger has the capacity that its owners sum to, unless the series say another one.
+    A ledger has the capacity that its owners sum to, unless the series give another one.
     """
     names = ("sample", "attribution", "snapshot")
     stamps = [f"gpu_exporter_{name}_timestamp_seconds {1000.0 + t + off!r}" for name in names]
@@ -47,7 +47,7 @@ def page_at(t: float, *series: str, off: float = 0.0) -> str:
 
 
 def seconds(value: float, *, ledger: str = "a1", created: float = 0.0, **labels: str) -> str:
-    """Seconds of an owner in a ledger, and when in the world the ledger began."""
+    """Return seconds of an owner in a ledger, and the world's time at which the ledger began."""
     more = "".join(f',{name}="{text}"' for name, text in labels.items())
     began = f'gpu_ledger_created_timestamp_seconds{{ledger="{ledger}"}} {1000.0 + created!r}'
     return (
@@ -64,7 +64,7 @@ def kinds(judge: Judge) -> set[str]:
 
 
 def test_agents_under_seeded_faults_have_no_violations(tmp_path: Path) -> None:
-    """Real agents, children, sockets, signals and disks; the figures are those of the table that is printed."""
+    """Real agents, children, sockets, signals and disks; the assertions use the figures of the printed table."""
     command = [sys.executable, "benchmarks/chaos.py", "--seeds", SEEDS, "--jobs", "3"]
     done = subprocess.run(
         [*command, "--faults", "30", "--seconds", "7", "--log", str(tmp_path / "violations")],
@@ -120,7 +120,7 @@ def test_page_with_a_duplicate_series_or_invalid_value_is_refused(text: str, tol
 
 
 def test_living_series_exclude_kept_totals_of_owners_and_ended_pods() -> None:
-    """A page grows while pods come and go; what is kept on purpose must not hide what is kept by mistake."""
+    """A page grows while pods come and go; series that stay on purpose must not hide series that stay by mistake."""
     here, ended = 'pod_uid="1",container_name="main",uuid="GPU-1"', 'pod_uid="2",container_name="main",uuid="GPU-1"'
     living = [
         f"gpu_pod_info{{{here}}} 1",
@@ -143,7 +143,7 @@ def test_judge_busy_device_shown_idle_is_a_violation() -> None:
 
 
 def test_judge_dcgm_mean_may_cover_the_time_of_a_driver_hang() -> None:
-    """The pod on GPU 1 began at 5.8 s: a mean from before that is lower than what it did."""
+    """The pod on GPU 1 began at 5.8 s: a mean from before that is lower than the pod's activity."""
     stood = Injection(kind=Fault.HANG, at=4.0, seconds=4.0)
     for by, injections, wrong in (
         ("dcgm", (stood,), set[str]()),
@@ -164,7 +164,7 @@ def test_judge_value_read_while_the_gpu_was_lost_is_a_violation() -> None:
 
 
 def test_judge_value_read_while_the_gpu_returned_is_no_violation() -> None:
-    """The clock of the stamp and the one that faults go by are read one after the other."""
+    """The clock of the stamp and the clock of the faults are read one after the other."""
     judge = judge_of(Injection(kind=Fault.GPU_LOST, at=5.0, seconds=3.02, gpu=0))
     labels = f'{{gpu="0",uuid="{uuid_of(judge, 0)}",source="engine"}}'
     judge.look(page_at(8.0, f"gpu_activity_ratio{labels} 0.8"), 8.2)
@@ -381,7 +381,7 @@ def test_judge_converts_a_timestamp_with_a_clock_step_within_the_sample(
 def test_judge_gpu_with_an_unmeasured_instance_must_only_not_be_idle(
     *, ratio: float, missing: int, wrong: bool
 ) -> None:
-    """Its own counters show the engine and no codec, and an instance is not measured right after a new layout."""
+    """Its own counters show the engine and no codec, and an instance is unmeasured right after a new layout."""
     judge = judge_of()
     (gpu,) = (gpu for gpu in judge.world.at(10.0).gpus if gpu.instances)
     infos = [f'gpu_info{{uuid="{part.uuid}",parent_uuid="{gpu.uuid}"}} 1' for part in gpu.instances]

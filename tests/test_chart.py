@@ -1,4 +1,4 @@
-"""What the Helm chart renders: the same as yesterday, valid for every Kubernetes, and what the repository has."""
+"""The output of the Helm chart: equal to the golden files, valid for every Kubernetes, matching the repository."""
 
 import base64
 import gzip
@@ -48,7 +48,7 @@ INSTALLS: dict[str, tuple[tuple[Path, ...], str]] = {
     "with-monitors": ((), "monitoring: {podMonitor: {enabled: true}}"),
     **{f"platform-{name}": ((), f"platform: {name}") for name in PLATFORMS if name not in {"bare", "k3s"}},
 }
-"""Files and values; ``bare`` and ``k3s`` are as the default, where nothing is recognised."""
+"""Files and values; ``bare`` and ``k3s`` have the defaults, where the chart detects nothing."""
 INSTALL = pytest.mark.parametrize("name", INSTALLS)
 
 
@@ -59,7 +59,7 @@ def test_manifests_match_the_golden_files(name: str) -> None:
     text = without_copies(rendered(*files, values=values))
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), "if this is meant: UPDATE_GOLDEN=1 pytest -k golden"
+    assert text == path.read_text(encoding="utf-8"), "after an intended change: UPDATE_GOLDEN=1 pytest -k golden"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_helm_lint_reports_no_warnings(name: str, tmp_path: Path) -> None:
 VARIANTS = {**INSTALLS, **MODES}
 
 
-# Kinds for which nobody publishes a schema: OpenShift's own.
+# Kinds without a published schema: those of OpenShift.
 WITHOUT_SCHEMA = {"SecurityContextConstraints"}
 
 
@@ -134,7 +134,7 @@ WITHOUT_SCHEMA = {"SecurityContextConstraints"}
 def test_every_manifest_is_strictly_valid(version: str, tmp_path: Path) -> None:
     texts = [rendered(values="monitoring: {rules: {enabled: true}, dashboards: {enabled: true}}")]
     for name, (files, values) in VARIANTS.items():
-        if (name, version) == ("dra", "1.27"):  # which has neither the claims nor the field of a pod that names them
+        if (name, version) == ("dra", "1.27"):  # this version lacks claims and the pod's field for them
             continue
         texts.append(without_copies(rendered(*files, values=values, kube_version=f"{version}.0")))
     path = tmp_path / "manifests.yaml"
@@ -169,7 +169,7 @@ SHIPPED = "http://localhost:9401"
 
 
 def links_of(values: str) -> tuple[set[str], set[str], str]:
-    """Return what is before # in links to the runbook and before /d/ in those to dashboards, and the dashboards."""
+    """Return the text before # in links to the runbook and before /d/ in links to dashboards, and the dashboards."""
     found = read(rendered(values=values))
     rules = [rule for group in of_kind(found, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
     annotations = [rule["annotations"] for rule in rules if "alert" in rule]
@@ -218,7 +218,7 @@ def test_chart_dashboards_match_the_repository() -> None:
 
 
 def test_every_object_is_small_enough_for_kubectl_apply() -> None:
-    # It keeps the object in an annotation, and annotations may have 256 KiB in all.
+    # Helm stores the object in an annotation; annotations may have 256 KiB in all.
     for document in read(rendered(EVERYTHING)):
         assert len(json.dumps(document)) < 256 * 1024 - 1024, document["metadata"]["name"]
 
@@ -274,7 +274,7 @@ def state_folder(daemonset: Document) -> str:
 @pytest.mark.parametrize("release", ["gpu-cost-exporter", "a" * 53])
 def test_names_fit_the_kubernetes_length_limits(release: str) -> None:
     for document in documents(EVERYTHING, release=release, namespace="n" * 63):
-        # Pods and Services have names that DNS has to take; every other object may have a longer one.
+        # Pods and Services need names that are DNS labels; other objects may have longer names.
         longest = 63 if document["kind"] in {"DaemonSet", "Deployment", "Service"} else 253
         assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", document["metadata"]["name"])
         assert len(document["metadata"]["name"]) <= longest, document["metadata"]

@@ -1,4 +1,4 @@
-"""What is told after an installation: what to do next, and what works but may not be meant, by the name of its key."""
+"""The notes after an installation: next steps, and settings that may be unintended, each with its key."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ from chart_support import CHART, FIXTURES, OPERATOR_API, REGISTRY, documents, he
 from files_support import read_yaml
 
 EVERYTHING = FIXTURES / "chart-everything.yaml"
-# `helm template` leaves the notes out and `helm install` needs a cluster: a copy of the chart has them in a manifest.
+# `helm template` omits the notes and `helm install` needs a cluster: a copy of the chart has them in a manifest.
 AS_MANIFEST = '{kind: Notes, apiVersion: v1, text: {{ tpl (.Files.Get "notes.txt") . | toJson }}}\n'
 
 
@@ -51,8 +51,8 @@ def test_notes_name_only_objects_that_exist(chart: Path, name: str) -> None:
     assert ("https://localhost:9400" in text) is (name == "everything")
 
 
-# What somebody set, and the key that the line begins with.
-TOLD = {
+# Values of a user, and the key at the start of the line.
+NOTED = {
     "nothing": ("", "monitoring.podMonitor.enabled"),
     "no rules": ("monitoring: {podMonitor: {enabled: true}}", "monitoring.rules.enabled"),
     "monitors that nobody selects": ("monitoring: {podMonitor: {enabled: true}, labels: null}", "monitoring.labels"),
@@ -115,9 +115,9 @@ def test_notes_warn_about_an_agent_that_cannot_lock_the_node(chart: Path) -> Non
     assert not [line for line in warnings(notes(chart, stateless.format("true"))) if "cannot lock the node" in line]
 
 
-@pytest.mark.parametrize("what", TOLD)
+@pytest.mark.parametrize("what", NOTED)
 def test_notes_warn_about_questionable_values_by_key(chart: Path, what: str) -> None:
-    values, key = TOLD[what]
+    values, key = NOTED[what]
     said = warnings(notes(chart, values))
     assert [line for line in said if line.startswith(f"- {key}: ")], said
 

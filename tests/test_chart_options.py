@@ -1,4 +1,4 @@
-"""`agent.config` and `service.config`: every option goes through the chart, and the program reads what was written."""
+"""`agent.config` and `service.config`: every option passes through the chart, and the program reads it unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from exporter.config.options import OPTIONS, Option
 from exporter.service.settings import OPTIONS as SERVE_OPTIONS
 from exporter.service.settings import load_settings
 
-# A value that is not the default, in the form in which people write it.
+# A value other than the default, in the form of users.
 AGENT: dict[str, Any] = {
     "release-seconds": "90s",
     "sample-interval": "500ms",
@@ -52,7 +52,7 @@ AGENT: dict[str, Any] = {
     "log-format": "json",
     "log-level": "warning",
 }
-# What values of the chart decide; the last ones may be given where the chart does not.
+# Options that values of the chart decide; the last ones may be set where the chart does not set them.
 AGENT_DECIDED = {
     "listen": "agent.port",
     "attribution": "agent.attribution.enabled",
@@ -111,7 +111,7 @@ def test_every_option_is_covered_here() -> None:
 
 
 def written(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The options file that the chart makes."""
+    """Return the options file that the chart makes."""
     name = of_kind(found := documents(values=yaml.safe_dump(values)), kind)["metadata"]["name"]
     (data,) = [one["data"] for one in found if one["kind"] == "ConfigMap" and one["metadata"]["name"] == name]
     (text,) = [text for key, text in data.items() if key in {"agent.yaml", "service.yaml"}]

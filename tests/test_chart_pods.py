@@ -1,4 +1,4 @@
-"""What the agent's pod may do, by each way to the driver and each switch."""
+"""The rights of the agent's pod, for each way to the driver and each switch."""
 
 import pytest
 from chart_support import EVERYTHING, MODES, Document, documents, of_kind
@@ -21,7 +21,7 @@ def env(spec: Document) -> dict[str, str]:
 
 
 def mounts(spec: Document) -> dict[str, str]:
-    """Path on the host by path in the container."""
+    """Return the path on the host by path in the container."""
     (container,) = spec["containers"]
     hosts = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
     return {one["mountPath"]: hosts[one["name"]] for one in container["volumeMounts"] if one["name"] in hosts}
@@ -121,7 +121,9 @@ def test_every_switch_adds_only_its_own_mounts_and_rights() -> None:
     assert "hostPID" not in pod("agent: {processes: {enabled: false}}")
     stateless = mounts(pod("agent: {state: {enabled: false}}"))
     assert "/state" not in stateless
-    assert stateless["/run/gpu-cost-exporter"] == "/run/gpu-cost-exporter", "one path of the host for every release"
+    assert stateless["/run/gpu-cost-exporter"] == "/run/gpu-cost-exporter", (
+        "every release has the same path on the host"
+    )
     assert "/run/gpu-cost-exporter" not in mounts(pod("agent: {config: {simulate: demo}}"))
     assert "/var/log/pods" not in mounts(pod("agent: {attribution: {podLogsPath: ''}}"))
     assert pod()["automountServiceAccountToken"] is True

@@ -1,9 +1,9 @@
-"""Every wrong value that an operator is likely to write is refused by the chart, with a message that names the key."""
+"""The chart refuses every likely wrong value, with a message that names the key."""
 
 import pytest
 from chart_support import documents, template
 
-# What somebody wrote, and what the message has to have in it: the key, and where it helps what is allowed.
+# A user's values, and the required parts of the message: the key, and, where useful, the allowed values.
 WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "a key in the wrong case": ("agent: {hostPid: true}", ("agent", "hostPid")),
     "a top-level key of another chart": ("serviceMonitor: {enabled: true}", ("serviceMonitor",)),

@@ -1,4 +1,4 @@
-"""What the chart renders is started as it stands: the real program takes it, and a real Prometheus scrapes it."""
+"""The rendered chart runs unchanged: the real program accepts it, and a real Prometheus scrapes it."""
 
 import re
 import ssl
@@ -40,7 +40,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def secrets_of(certificates: Certificates) -> Secrets:
-    """The Secrets that `chart-everything.yaml` names, as somebody would make them by docs/security.md."""
+    """Return the Secrets that `chart-everything.yaml` names, made as in docs/security.md."""
     pair = {"tls.crt": certificates.path("server.pem"), "tls.key": certificates.path("server.key")}
     web = f"""
 tls_server_config: {{cert_file: /etc/gpu-cost-exporter/tls/tls.crt, key_file: /etc/gpu-cost-exporter/tls/tls.key}}
@@ -58,7 +58,7 @@ basic_auth_users: {{prometheus: "{hashed()}"}}
 
 
 def agent_settings(start: Start) -> AgentConfig:
-    """What the agent's command line makes of arguments, environment and files."""
+    """Return the agent's settings from arguments, environment and files."""
     namespace, problems = parse(start.args)
     assert namespace.command == "agent"
     return load_agent(vars(namespace), start.env, dcgm_flags=namespace.dcgm_flags, extra=problems)
@@ -101,7 +101,7 @@ def test_agent_accepts_all_options_together(certificates: Certificates, tmp_path
         settings.running.state_dir,
     ):
         assert path is not None
-        assert str(path).startswith(str(tmp_path)), "below a mount"
+        assert str(path).startswith(str(tmp_path)), "the file is below a mount"
     assert settings.warnings == ()
 
 
@@ -133,7 +133,7 @@ def test_service_accepts_all_options_together(certificates: Certificates, tmp_pa
     assert settings.fleet.store is not None
     assert str(settings.fleet.store).startswith(str(tmp_path))
     assert {port["containerPort"] for port in container["ports"]} == {settings.serving.listen.port}
-    assert service["spec"]["strategy"]["type"] == "Recreate", "one service writes to a store"
+    assert service["spec"]["strategy"]["type"] == "Recreate", "only one service may write to a store"
 
 
 def test_service_runs_with_the_command_of_the_chart(certificates: Certificates, tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ def test_service_without_a_store_has_no_volume_claim(tmp_path: Path) -> None:
 
 
 def run_rendered(start: Start) -> list[str]:
-    """The rendered arguments but for the address, as a test has a port of its own."""
+    """Return the rendered arguments except the address: a test uses a free port."""
     assert start.args[0] == "agent"
     return [word for word in start.args[1:] if not word.startswith("--listen")]
 
 
 def labels_of(target: Document, namespace: str = "gpu-cost") -> dict[str, str]:
-    """What the operator's discovery finds of a pod, and the labels that it always makes of it."""
+    """Return the operator's discovery labels of a pod, and the labels that it always derives from them."""
     name = "gpu-cost-gpu-cost-exporter-x7k2p"
     return {
         "__meta_kubernetes_pod_node_name": "node-a",
@@ -204,7 +204,7 @@ def monitor_of_agents(found: list[Document]) -> Document:
 
 
 def probes_pass(agent: Document, process: AgentProcess) -> None:
-    """The kubelet's probes as they are rendered: no password, and no look at the certificate."""
+    """Run the kubelet's probes as rendered: without a password, and without a check of the certificate."""
     (container,) = agent["spec"]["template"]["spec"]["containers"]
     blind = ssl.create_default_context()
     blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE

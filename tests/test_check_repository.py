@@ -1,4 +1,4 @@
-"""scripts/check_repository.py: the language of the documentation."""
+"""scripts/check_repository.py: the language of the texts."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The process that owns the driver: keeps its beat, says what is wrong, ends when told or when left alone."""
+"""The process that owns the driver: keeps its beat, reports faults, and ends on a signal or without its parent."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ def test_child_reports_starting_and_then_sends_one_reading_per_tick() -> None:
         times = [one.taken_at_seconds for one in seen if isinstance(one, Reading)]
         assert len(times) == 10
         assert times == sorted(times)
-        # The beat is kept over the whole run, whatever single waits were.
+        # The beat holds over the whole run, independent of single waits.
         assert times[-1] - times[0] >= 9 * 0.02 * 0.5
 
 
@@ -176,7 +176,7 @@ open({str(told)!r}, "w").write(str(one.pid))
     pid = int(told.read_text())
     end = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < end, "the orphan lives on"
+        assert time.monotonic() < end, "the orphan does not end"
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line from a user's view."""
 
 import json
 import re
@@ -33,7 +33,7 @@ PROGRAM = [sys.executable, "-m", "exporter"]
 def test_help_documents_every_option_with_its_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")  # so that no default is broken at a hyphen
+    monkeypatch.setenv("COLUMNS", "400")  # no line break at a hyphen of a default
     with pytest.raises(SystemExit) as ended:
         main(["agent", "--help"])
     assert ended.value.code == 0
@@ -258,7 +258,7 @@ def test_bundled_list_prices_are_shown(capsys: pytest.CaptureFixture[str]) -> No
         else:
             rows.append((line.index(" USD/GPU-hour"), re.findall(r"\[\d+\]", words)))
     assert len(rows) > 90
-    assert len({place for place, _ in rows}) == 1, "one line for each row, aligned"
+    assert len({place for place, _ in rows}) == 1, "each row has one aligned line"
     assert {number for _, numbers in rows for number in numbers} == sources.keys()
     assert all("; as of 2026-" in source for source in sources.values())
 

@@ -365,7 +365,7 @@ EVENT_ROWS = parse(
 
 
 def events(view: Snapshot, name: str) -> dict[tuple[str, str, str], float]:
-    """Of one of dcgm-exporter's own counts: values by GPU, GPU instance, and Xid or event."""
+    """Return one of dcgm-exporter's own counts: values by GPU, GPU instance, and Xid or event."""
     page = shown(view, ExpositionOptions(collectors=EVENT_ROWS))
     return {
         (pairs["gpu"], pairs.get("GPU_I_ID", ""), pairs.get("xid") or pairs.get("clock_event", "")): value
@@ -381,7 +381,7 @@ def test_xid_count_is_per_gpu_or_instance_and_zero_without_any() -> None:
         ("2", "9", "43"): 1,
         ("2", "10", ""): 0,
         ("3", "", "79"): 1,
-    }, "a GPU that is lost keeps the Xid that says why"
+    }, "a lost GPU keeps the Xid of its loss"
 
 
 def test_xid_total_has_a_row_per_observed_code() -> None:
@@ -448,7 +448,7 @@ def test_dcgm_only_fields_are_shown_per_device_and_texts_as_labels() -> None:
     assert pairs["DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR"] == "0"
     assert rows(page, "DCGM_FI_DEV_SM_APP_CLOCK_HERTZ")[0][1] == 1_410_000_000
     of_instance = rows(page, "DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE")[0][0]
-    assert "DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR" not in of_instance, "that is its board's"
+    assert "DCGM_FI_DEV_CUDA_VISIBLE_DEVICES_STR" not in of_instance, "the board has this label"
 
 
 def test_name_uuid_and_pci_address_are_labels_without_dcgm() -> None:
@@ -525,26 +525,26 @@ def health(*devices: DeviceView) -> dict[tuple[str, str], tuple[float, str]]:
 
 def test_health_status_is_derived_from_recovery_action_remapping_and_xids() -> None:
     well = dataclasses.replace(shared(), values={Field.GPU_RECOVERY_ACTION: 0, Field.ROW_REMAP_FAILURE: 0})
-    told = health(well)
-    assert {watch for _, watch in told} == {"ALL", "MEM", "NVLINK", "INFOROM", "DRIVER"}
-    assert set(told.values()) == {(0, "DCGM_FR_OK")}
+    statuses = health(well)
+    assert {watch for _, watch in statuses} == {"ALL", "MEM", "NVLINK", "INFOROM", "DRIVER"}
+    assert set(statuses.values()) == {(0, "DCGM_FR_OK")}
     broken = dataclasses.replace(
         exclusive(), state=DeviceState.RESET_REQUIRED, values={Field.GPU_RECOVERY_ACTION: 1, Field.ROW_REMAP_FAILURE: 1}
     )
-    told = health(broken)
-    assert told["0", "DRIVER"] == (20, "DCGM_FR_GPU_RECOVERY_RESET")
-    assert told["0", "MEM"] == (20, "DCGM_FR_ROW_REMAP_FAILURE"), "the worst: Xid 31 only warns"
-    assert told["0", "ALL"] == (0, "DCGM_FR_OK")
+    statuses = health(broken)
+    assert statuses["0", "DRIVER"] == (20, "DCGM_FR_GPU_RECOVERY_RESET")
+    assert statuses["0", "MEM"] == (20, "DCGM_FR_ROW_REMAP_FAILURE"), "the worst counts: Xid 31 only warns"
+    assert statuses["0", "ALL"] == (0, "DCGM_FR_OK")
 
 
 def test_lost_gpu_has_failed_and_an_instance_xid_counts_for_its_gpu() -> None:
     board, *parts = partitioned()
-    told = health(lost(), dataclasses.replace(board, values={}), *parts)
-    assert {key: value for key, value in told.items() if key[0] == "3"} == {
+    statuses = health(lost(), dataclasses.replace(board, values={}), *parts)
+    assert {key: value for key, value in statuses.items() if key[0] == "3"} == {
         ("3", "ALL"): (20, "DCGM_FR_FALLEN_OFF_BUS")
     }
-    assert told["2", "MEM"] == (10, "DCGM_FR_XID_ERROR")
-    assert ("2", "DRIVER") not in told, "no recovery action was read"
+    assert statuses["2", "MEM"] == (10, "DCGM_FR_XID_ERROR")
+    assert ("2", "DRIVER") not in statuses, "no recovery action was read"
 
 
 def test_gpu_that_responds_after_xid_79_has_failed() -> None:

@@ -1,4 +1,4 @@
-"""A wide collectors file through the whole node: every spelling of a field, texts, and dcgm-exporter's own counts."""
+"""A wide collectors file through the whole node: every form of a field, texts, and dcgm-exporter's own counts."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ _PAGES: dict[str, str] = {}
 
 
 async def page(source: str, directory: Path) -> str:
-    """Return what a scrape shows of the drop-in family after a minute of samples; made once for each source."""
+    """Return the drop-in family of a scrape after a minute of samples; made once for each source."""
     if source not in _PAGES:
         loaded = scenario.load("chaos")
         async with pipeline(loaded, directory / source, start=5.0, source=source, collectors=COLLECTORS) as node:

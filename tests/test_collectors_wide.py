@@ -1,4 +1,4 @@
-"""The collectors preset ``wide``: what public dashboards ask has an answer, without DCGM."""
+"""The collectors preset ``wide``: queries of public dashboards have an answer, without DCGM."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from exporter.metrics.text_format import Kind
 
 CONSUMERS: list[dict[str, Any]] = read_yaml((FIXTURES / "wide_dashboards.yaml").read_text(encoding="utf-8"))
 OTHERS = read_yaml((FIXTURES / "consumers.yaml").read_text(encoding="utf-8"))
-"""What is true of their answers with the default set is held by test_consumers.py."""
+"""test_consumers.py checks the truth of the answers with the default set."""
 ASKED = [
     *((consumer["who"], query) for consumer in CONSUMERS for query in consumer["asks"]),
     *(
@@ -34,13 +34,13 @@ TARGET = {
     "oci_name": "node-a",
     "deployment": "my-gpu-workload",
 }
-"""Labels of the target, as relabelling in these installations brings them."""
+"""Labels of the target, as set by relabelling in these installations."""
 LOWER_CASE = [
     {"source_labels": ["__name__"], "regex": "DCGM_FI_DEV_GPU_UTIL", "action": "keep"},
     {"source_labels": ["__name__"], "target_label": "__name__", "action": "lowercase"},
 ]
 IDLE = "  - {namespace: lab, name: idle-0, container: nb, start: -600, devices: [{gpu: 1}], activity: 0}\n"
-"""A pod for gpu-pruner to find."""
+"""An idle pod for gpu-pruner."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_panels_without_data_need_series_of_other_exporters() -> None:
 def test_wide_preset_extends_the_default_set() -> None:
     wide = read_collectors(Path("wide"))
     assert {row.name for row in DEFAULT.rows} <= {row.name for row in wide.rows}
-    # A further text label would change the identity of every series.
+    # Another text label would change the identity of every series.
     labels = [{row.name for row in found.rows if row.kind is Kind.LABEL} for found in (DEFAULT, wide)]
     assert labels[0] == labels[1]
     assert wide.warnings == ()

@@ -1,4 +1,4 @@
-"""An answer that lacks what must be there is a failed lookup: nobody's GPU becomes free, and no clock starts again."""
+"""An incomplete answer is a failed lookup: no GPU becomes free, and no clock restarts."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def seconds_of(snapshot: Snapshot, owner: Owner) -> float:
 
 
 def socket_of(directory: Path) -> tuple[int, int] | None:
-    """Which socket file the kubelet has; ``None`` where there is none."""
+    """Return the identity of the kubelet's socket file; ``None`` without one."""
     try:
         found = (directory / "kubelet.sock").stat()
     except FileNotFoundError:
@@ -75,7 +75,7 @@ async def test_starting_kubelet_frees_no_gpu_and_resets_no_duration(tmp_path: Pa
         await made.until(29, steps=30)
         before = socket_of(tmp_path)
         await made.step(30)
-        # Virtual seconds pass faster than the kubelet restarts.
+        # Virtual seconds pass faster than a restart of the kubelet.
         await until(lambda: socket_of(tmp_path) not in {None, before})
         problems = set()
         while made.clock.seconds < 59:
@@ -83,7 +83,7 @@ async def test_starting_kubelet_frees_no_gpu_and_resets_no_duration(tmp_path: Pa
             assert snapshot.devices[0].allocation is AllocationState.ALLOCATED
             assert snapshot.devices[1].allocation is AllocationState.UNALLOCATED
             problems.add(snapshot.attribution.problem)
-        # Virtual seconds pass fast: some calls of the thirty meet the kubelet's rate limit, which is another problem.
+        # Virtual seconds pass fast: some of the thirty calls meet the kubelet's rate limit, which is another problem.
         assert any("does not know its pods yet" in problem for problem in problems)
         snapshot = await made.until(70, steps=11)
         assert snapshot.attribution.problem == ""
@@ -146,7 +146,7 @@ def test_wrong_node_name_is_an_error_and_frees_no_gpu(tmp_path: Path, own: dict[
         agent.until(lambda page: matching(page, "gpu_exporter_errors_total", part="metadata"), "the API is asked")
         agent.until(lambda page: 1.0 in matching(page, "gpu_allocation_state", state="allocated").values(), "known")
         status, ready = agent.get("/readyz")
-        assert status == 200, "GPUs are measured and have their holders all the same"
+        assert status == 200, "GPUs are still measured and have their holders"
         assert [line.split(":")[0] for line in ready.splitlines()] == ["ready", "error"]
         assert "sim-node-1'" in ready
         assert "--node-name" in ready
@@ -163,7 +163,7 @@ def test_upgraded_api_server_is_asked_for_claims_in_its_current_version(tmp_path
     with running_agent(*options) as agent:
         agent.until(lambda page: matching(page, "gpu_pod_share_ratio", pod_name="before"), "a claim of v1beta2")
         agent.until(lambda page: matching(page, "gpu_pod_share_ratio", pod_name="after"), "a claim of v1")
-        # Until its claim is read, too, the monitoring pod counts as a holder.
+        # Until its claim is read, the monitoring pod also counts as a holder.
         page = agent.until(
             lambda page: sorted(matching(page, "gpu_pod_share_ratio").values()) == [1.0, 1.0],
             "the monitoring pod holds no part",

@@ -1,4 +1,4 @@
-"""The compose file of the demo fits its schema, the files that it mounts, and the programs that it starts."""
+"""The compose file of the demo is valid against its schema, the mounted files, and the started programs."""
 
 import json
 import re
@@ -22,13 +22,13 @@ Service = dict[str, Any]
 
 
 def read(name: str) -> Any:  # noqa: ANN401 - YAML of any shape
-    """A YAML file of the folder."""
+    """Return a YAML file of the folder."""
     return read_yaml((HERE / name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Service]:
-    """The services, with defaults in the place of variables."""
+    """Return the services, with defaults in place of the variables."""
     text = (HERE / "compose.yaml").read_text(encoding="utf-8")
     plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     assert "${" not in plain, "a variable without a default"
@@ -37,12 +37,12 @@ def services() -> dict[str, Service]:
 
 
 def mounts(service: Service) -> list[list[str]]:
-    """Source, place and, where it is there, mode."""
+    """Yield source, place and, if given, mode."""
     return [volume.split(":") for volume in service.get("volumes", [])]
 
 
-def told(*words: str) -> list[str]:
-    """What is wrong with a command of ours, to which one mistake is added: one line for each."""
+def errors_of(*words: str) -> list[str]:
+    """Return the errors of one of our commands with a mistake added, one per line."""
     command = [sys.executable, "-m", "exporter", *words, "--log-format=mistaken"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2, done.stderr
@@ -72,7 +72,7 @@ def test_mounted_files_exist_and_only_volumes_are_writable(services: dict[str, S
 def test_images_are_pinned_and_ports_are_local(services: dict[str, Service]) -> None:
     for name, service in services.items():
         digest = "" if name in OURS else "@sha256:[0-9a-f]{64}"
-        assert re.search(rf":v?\d+\.\d+\.\d+{digest}$", service["image"]), f"{name}: a tag may be moved"
+        assert re.search(rf":v?\d+\.\d+\.\d+{digest}$", service["image"]), f"{name}: a tag can move"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
     tags = {name: services[name]["image"] for name in OURS}
     ours = f"gpu-cost-exporter:{version()}"
@@ -86,10 +86,10 @@ def test_images_are_pinned_and_ports_are_local(services: dict[str, Service]) -> 
 
 
 def test_agent_and_cost_service_accept_their_commands(services: dict[str, Service], tmp_path: Path) -> None:
-    (problem,) = told(*services["agent"]["command"])
+    (problem,) = errors_of(*services["agent"]["command"])
     assert "log-format" in problem
     stored = [word.replace("/var/lib/gpu-cost-exporter", str(tmp_path)) for word in services["cost"]["command"]]
-    (problem,) = told(*stored)
+    (problem,) = errors_of(*stored)
     assert "log-format" in problem
     (place,) = [place for _, place in mounts(services["cost"])]
     assert f"--store={place}/days.sqlite" in services["cost"]["command"]
@@ -109,7 +109,7 @@ def test_past_data_is_written_where_the_blocks_step_reads_it(services: dict[str,
     here = script.replace(output, str(tmp_path / "fleet.om")).replace("/prometheus", str(tmp_path / "made"))
     ((shipped, place, _),) = (mount for mount in mounts(services["blocks"]) if mount[0].startswith("."))
     here = here.replace(place, str((HERE / shipped).resolve()))
-    for _ in range(2):  # the second time nothing is left to do
+    for _ in range(2):  # the second run has nothing left to do
         subprocess.run(["sh", "-c", here], check=True, capture_output=True, timeout=120)
     assert len([folder for folder in (tmp_path / "made").iterdir() if folder.is_dir()]) in {1, 2}
     assert "dashboard: http://localhost:3000/d/" in (tmp_path / "made" / "rules.yaml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Configuration: four layers, one table, and every mistake told at once."""
+"""Configuration: four layers, one table, and a report of all mistakes at once."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def test_defaults_apply_without_any_setting() -> None:
     assert config.exposition.collectors is None
     assert config.running.state_dir is None
     assert config.running.lock_dir == Path("/run/gpu-cost-exporter")
-    assert settle({"simulate": "demo"}).running.lock_dir is None, "many simulated nodes run on one machine"
+    assert settle({"simulate": "demo"}).running.lock_dir is None, "one machine can run many simulated nodes"
     assert (
         settle({"simulate": "demo", "lock_dir": "/run/gpu-cost-exporter"}).running.lock_dir == config.running.lock_dir
     )
@@ -355,7 +355,7 @@ def test_unsupported_dcgm_exporter_variables_are_one_warning() -> None:
         "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
         "DCGM_EXPORTER_SOMETHING_NEWER": "1",
         "DCGM_EXPORTER_COLLECTORS": "/etc/dcgm-exporter/dcp-metrics-included.csv",
-        # What Kubernetes adds for Services with these names:
+        # Variables that Kubernetes adds for Services with these names:
         "DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1",
         "DCGM_EXPORTER_PORT_9400_TCP_ADDR": "10.0.0.1",
         "GPU_COST_EXPORTER_SERVICE_PORT_METRICS": "9400",
@@ -405,7 +405,7 @@ def test_configured_paths_are_checked_before_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["state-dir", "proc-root", "collectors", "config"])
 def test_inaccessible_path_is_one_line_without_a_traceback(tmp_path: Path, key: str) -> None:
-    beyond = tmp_path / ("x" * 300)  # refused to any uid, as a closed directory is to all but uid 0
+    beyond = tmp_path / ("x" * 300)  # refused to every uid; a closed directory is not closed to uid 0
     with pytest.raises(ConfigError) as raised:
         load_agent({"attribution": "off", key: str(beyond)}, {})
     assert key in raised.value.problems[0]

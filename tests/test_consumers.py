@@ -1,4 +1,4 @@
-"""Dashboards, OpenCost, Kubecost and alert rules that others wrote for dcgm-exporter, unmodified, find what is true."""
+"""Public dashboards, OpenCost, Kubecost and alert rules for dcgm-exporter, unmodified, find the truth."""
 
 import json
 import re
@@ -36,9 +36,9 @@ def servers(nodes: dict[str, AgentProcess], tmp_path_factory: pytest.TempPathFac
 
 
 def values(server: Scraper, selector: str, label: str) -> str:
-    """All values of a dashboard's variable, chosen, as Grafana puts them into a query."""
+    """Return all values of a dashboard's variable, in the form in which Grafana inserts them into a query."""
     found = {dict(labels).get(label, "") for labels in server.query(f"group by ({label}) ({selector})")} - {""}
-    assert found, f"nothing to choose from: {label} of {selector}"
+    assert found, f"no values: {label} of {selector}"
     return "|".join(re.escape(one).replace("\\", "\\\\") for one in sorted(found))
 
 
@@ -64,11 +64,11 @@ def test_third_party_queries_return_the_true_values(
         assert {key: value for key, value in found.items() if not least <= value <= most} == {}
 
 
-# Alert rules: each by its pending alerts, as half an hour has not passed.
+# Alert rules: each by its pending alerts, because half an hour has not passed.
 
 
 def pending(server: Scraper) -> dict[str, set[str]]:
-    """Per rule of benchmarks/public_rules.yaml the pods, or GPUs without one, that it has found; none in error."""
+    """Return the pods, or GPUs without one, that each rule of benchmarks/public_rules.yaml has found; no rule fails."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/v1/rules", timeout=10) as answer:
         groups = json.load(answer)["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
@@ -82,24 +82,24 @@ def pending(server: Scraper) -> dict[str, set[str]]:
 
 
 def test_public_alert_rules_find_the_idle_pods_and_no_busy_one(servers: dict[bool, Scraper]) -> None:
-    # The second time all of the group have seen what the last of them has.
+    # By the second time, all rules of the group have seen the samples of the last one.
     servers[True].until('count_over_time(ALERTS{alertname="PublicNothingAtAll"}[1m]) >= 2', count=2)
     found = pending(servers[True])
     idle = {HIDING, "idle-slice"}
-    # They look at whole GPUs alone, as the driver has no utilisation of an instance.
+    # These read whole GPUs alone, because the driver has no utilisation of an instance.
     assert found["PublicAverageRunning"] == found["PublicAverageOnPod"] == {HIDING}
     assert found["PublicNothingAtAll"] == idle
-    # These cannot tell an idle pod from a GPU that nobody holds.
+    # These cannot distinguish an idle pod from a GPU without a holder.
     for name in ("PublicInstant", "PublicAverage"):
         assert found[name] >= {HIDING}
         assert found[name] & set.union(*HOLDERS.values()) == {HIDING}
 
 
-# OpenCost's collector, which scrapes by itself.
+# OpenCost's collector, which has its own scraper.
 
 
 def is_target(labels: dict[str, str]) -> bool:
-    """Whether it takes a pod with these labels for an exporter."""
+    """Return whether it takes a pod with these labels for an exporter."""
     keys = ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")
     return any("dcgm-exporter" in labels.get(key, "").lower() for key in keys)
 
@@ -146,10 +146,10 @@ def test_page_invalid_for_the_opencost_parser_is_refused(text: str) -> None:
         opencost_reads(text)
 
 
-# promtool's lint, with what compatibility costs.
+# promtool's lint, with the findings that compatibility costs.
 
 TOTAL = 'counter metrics should have "_total" suffix'
-# A name is dcgm-exporter's, and so is modelName; who wants other ones has the 4.9 names, or the agent's own series.
+# The name is dcgm-exporter's, and so is modelName; other names are available in the 4.9 names and our own series.
 PRICE_OF_COMPATIBILITY = {
     f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION {TOTAL}": "its name up to 4.8; a counter",
     f"DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS {TOTAL}": "the same",
@@ -159,7 +159,7 @@ PRICE_OF_COMPATIBILITY = {
     f"DCGM_EXP_XID_ERRORS_TOTAL {TOTAL}": "its name: the suffix is there, in capitals",
     f"DCGM_EXP_CLOCK_EVENTS_TOTAL {TOTAL}": "the same",
 }
-# The part of a golden page that says which program made it is left out of it.
+# The part of a golden page that identifies the program is omitted.
 _LEFT_OUT = re.compile(r"^(gpu_exporter_build_info)\{\.\.\.\}", re.MULTILINE)
 GOLDEN = [
     path
@@ -169,7 +169,7 @@ GOLDEN = [
 
 
 def lint(text: str) -> set[str]:
-    """What promtool says of a page, but for the label modelName."""
+    """Return promtool's findings for a page, without those for the label modelName."""
     renamed = text.replace("modelName=", "model_name=")
     done = subprocess.run(["promtool", "check", "metrics"], input=renamed, capture_output=True, text=True, check=False)
     return set(done.stderr.splitlines())
@@ -186,5 +186,5 @@ def test_promtool_finds_only_issues_required_for_compatibility(nodes: dict[str, 
         for name, found in said.items()
         if found - PRICE_OF_COMPATIBILITY.keys()
     } == {}
-    assert set.union(*said.values()) == PRICE_OF_COMPATIBILITY.keys(), "what is said no more goes from the list"
+    assert set.union(*said.values()) == PRICE_OF_COMPATIBILITY.keys(), "the list has an obsolete finding"
     assert any("modelName=" in text for text in pages.values())

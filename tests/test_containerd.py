@@ -1,4 +1,4 @@
-"""Processes in real cgroups of pods, those of containerd's containers above all, are mapped to their pods."""
+"""Processes in real cgroups of pods, above all those of containerd's containers, are mapped to their pods."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ from gpu_simulator.truth import HolderTruth, NodeTruth
 
 PROC = Path("/proc")
 
-# What kubelets make, by driver and quality of service; u is the pod's UID, u_ the same with underscores.
+# Cgroups of kubelets, by driver and quality of service; u is the pod's UID, u_ the same with underscores.
 FORMS = {
     "cgroupfs besteffort": "/kubepods/besteffort/pod{u}/{c}",
     "cgroupfs burstable": "/kubepods/burstable/pod{u}/{c}",
@@ -50,7 +50,7 @@ BESTEFFORT = FORMS["cgroupfs besteffort"]
 SYSTEMD = FORMS["systemd"]
 OUTSIDE = "/gpu-cost-exporter-test-{c}.service"
 
-# What the product makes of a process, told by a reader in another cgroup namespace.
+# The product's view of a process, printed by a reader in another cgroup namespace.
 READER = """
 import json, sys
 from pathlib import Path
@@ -63,7 +63,7 @@ print(json.dumps([(proc / str(pid) / "cgroup").read_text(), PodLookup(proc, proc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a new pod's container is put."""
+    """Place for the container of a new pod."""
 
     path: str
     uid: str
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A container that runs."""
+    """A running container."""
 
     pid: int
     place: Place
@@ -97,7 +97,7 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]
 
 @pytest.fixture
 def start(containerd: Containerd) -> Iterator[Start]:
-    """Starts a pod of one container, in a cgroup of the form that is asked for."""
+    """Starts a pod of one container, in a cgroup of the given form."""
     places: list[Place] = []
 
     def begin(form: str) -> Running:
@@ -112,7 +112,7 @@ def start(containerd: Containerd) -> Iterator[Start]:
 
 @pytest.fixture(params=["v1", "v2"])
 def hierarchy(request: pytest.FixtureRequest) -> Path:
-    """Where cgroups of that version are made; most machines have one version, and that one serves for both."""
+    """Return the hierarchy for cgroups of that version; on a machine with one version, that one serves for both."""
     mounts = hierarchies()
     return mounts.get(request.param) or next(iter(mounts.values()))
 
@@ -177,7 +177,7 @@ def test_process_with_its_own_cgroup_namespace_is_mapped_to_its_pod(hierarchy: P
 
 
 def read_from(own: Path, pid: int) -> tuple[str, str]:
-    """A process' cgroups and pod as a reader finds them whose private namespace begins at ``own``."""
+    """Return a process' cgroups and pod from the view of a reader with a private namespace that begins at ``own``."""
     command = [*within(own), sys.executable, "-c", READER, str(pid)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     if "unshare failed" in done.stderr:
@@ -229,7 +229,7 @@ def test_private_cgroup_namespace_hides_the_pod_of_a_sibling_container(hierarchy
 
 @contextlib.contextmanager
 def kubelet(socket: Path, truth: NodeTruth) -> Iterator[None]:
-    """A kubelet that answers from a thread of its own."""
+    """Run a kubelet that answers from a separate thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -260,7 +260,7 @@ def sharer(pod: str, place: Place, number: int) -> HolderTruth:
 
 
 def node_of(holders: tuple[HolderTruth, ...], directory: Path) -> NodeTruth:
-    """What the kubelet says of the holders; their pods' logs are made too."""
+    """Return the kubelet's answer about the holders; create the logs of their pods, too."""
     for holder in holders:
         (directory / "pods" / f"{holder.namespace}_{holder.pod}_{holder.pod_uid}" / "main").mkdir(parents=True)
     ids = tuple(one for holder in holders for one in holder.device_ids)
@@ -274,7 +274,7 @@ def node_of(holders: tuple[HolderTruth, ...], directory: Path) -> NodeTruth:
 
 
 def run_on_one_gpu(directory: Path, pids: dict[int, int]) -> dict[str, str]:
-    """A driver whose one GPU these processes use, in per cent; each has as many GiB. Gives the agent's environment."""
+    """Run a driver with one GPU that these processes use, in per cent and GiB; yield the agent's environment."""
     control = stub.control(directory / "control", gpus=1)
     control.gpus[0].process_count = len(pids)
     for slot, (pid, percent) in enumerate(pids.items()):

@@ -1,4 +1,4 @@
-"""The waste alerts over a corpus of labelled workload shapes, by the real engine in virtual time."""
+"""The waste alerts over a corpus of labelled workload shapes, in the real engine in virtual time."""
 
 import re
 from functools import cache
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = tuple(ROOT / "rules" / f"prometheus-rules{part}.yaml" for part in ("", "-ineffective"))
 WASTE = frozenset({"GPUUnderutilised", "GPUIdle", "GPUSharedIdle", "GPUIdleCost", "GPUIneffective"})
 BESIDE = frozenset({"GPUExporterCrashLooping"})
-"""Alerts of the agents that see the workloads."""
+"""Alerts about the agents of the workloads."""
 SHAPES = load()
 INDEX = Index(SHAPES)
 NOT_THE_AGENTS = {"up", "process_start_time_seconds", RECORDED}
@@ -25,18 +25,18 @@ needs_promtool = pytest.mark.skipif(not PROMTOOL.exists(), reason="promtool is n
 
 
 SHOWN: set[tuple[str, frozenset[str]]] = set()
-"""Names, and those of labels, of all series that were evaluated."""
+"""Names, and label names, of all evaluated series."""
 
 
 def noted_page(shape: Shape, series: Series) -> None:
-    """Add the agents' series of a shape, and note which they are."""
+    """Add the agents' series of a shape, and note their names."""
     agent_page(shape, series)
     SHOWN.update((name, frozenset(label for label, _ in labels)) for name, labels in list(series.rows))
 
 
 @cache
 def fired() -> tuple[Firing, ...]:
-    """What fires over all shapes; evaluated once, with scrapes as rare as most shapes allow."""
+    """Return the firings over all shapes; evaluated once, with the longest scrape interval that most shapes allow."""
     return tuple(run(SHAPES, RULES, WASTE | BESIDE, noted_page, scrape=60.0))
 
 

@@ -1,4 +1,4 @@
-"""What the corpus says that an agent shows, against the agent's own meter, second by second."""
+"""The corpus's view of an agent, against the agent's own meter, second by second."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ SHARERS = {
 
 @dataclass(slots=True)
 class Metered:
-    """The node of a shape through the agent's meter, second by second."""
+    """The node of a shape in the agent's meter, second by second."""
 
     shape: Shape
     meter: Meter = field(default_factory=lambda: Meter(1.0, owner_of))
@@ -58,7 +58,7 @@ class Metered:
     second: int = 0
 
     def until(self, end: float) -> dict[Owner, Mapping[str, tuple[float, float]]]:
-        """Active and measured seconds by owner and window."""
+        """Return active and measured seconds by owner and window."""
         while self.second <= end:
             self.windows.add(
                 self.meter.add(list(views(self.shape, float(self.second))), float(self.second)), float(self.second)
@@ -73,7 +73,7 @@ def owner_of(held: Holder) -> Owner:
 
 
 def views(shape: Shape, t: float) -> Iterator[DeviceView]:
-    """The node of a shape at ``t``, as the agent's tick would see it."""
+    """Return the node of a shape at ``t``, as in the agent's tick."""
     for board in shape.boards:
         pods = [
             use(
@@ -104,7 +104,7 @@ def test_corpus_windows_match_the_meter(raw: dict[str, object]) -> None:
         for mine in view.owners if view else ():
             for window, measured in mine.measured_seconds.items():
                 seen += 1
-                # A window of days begins at a tick, and a sample tells of the second before it.
+                # A window of days begins at a tick, and a sample covers the second before it.
                 theirs = real.get(mine.owner, {}).get(window, (0.0, 0.0))
                 expected = mine.active_seconds.get(window, 0.0), measured
                 assert expected == pytest.approx(theirs, abs=5.0), (mine.owner, window, t)

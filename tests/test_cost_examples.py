@@ -1,4 +1,4 @@
-"""Every worked example of docs/cost.md, computed again through the real price book, meter and ledger."""
+"""Every worked example of docs/cost.md, computed with the real price book, meter and ledger."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -40,12 +40,12 @@ def replay(
     node: str = "n",
     facts: Callable[[float], NodeFacts] = lambda _hour: NodeFacts(),
 ) -> Mapping[Account, Totals]:
-    """Meters and charges from ``start`` on; ``views`` and ``facts`` are asked by hours since then."""
+    """Meter and charge from ``start`` on; ``views`` and ``facts`` get hours since then."""
     meter, ledgers = Meter(STEP_SECONDS, namespace_owner), Ledgers()
     at = 0.0
     spent = 0.0
     while at <= hours * 3600:
-        # An interval belongs to what holds before its end, so that one that ends at noon has the morning's price.
+        # An interval belongs to the state before its end, so that an interval until noon has the morning's price.
         hour = max(0.0, at - 0.001) / 3600
         of_moment = views(hour)
         prices = _prices(of_moment, node, facts(hour), start + hour * 3600)
@@ -85,7 +85,7 @@ def _name(owner: Owner) -> str:
 
 
 def _row(name: str, found: Sequence[Totals], owned: Sequence[Totals]) -> str:
-    """A row as a report has it: only time of owners is active or idle."""
+    """Return a row as in a report: only time of owners is active or idle."""
     allocated = sum(totals.seconds.total for totals in found) / 3600
     active, idle = (sum(getattr(one.seconds, key) for one in owned) / 3600 for key in ("active", "idle"))
     total = sum(totals.money["USD"].total for totals in found)
@@ -96,7 +96,7 @@ def _row(name: str, found: Sequence[Totals], owned: Sequence[Totals]) -> str:
 
 
 def documented(heading: str) -> list[list[str]]:
-    """Rows of each table below a heading."""
+    """Return the rows of each table below a heading."""
     _, _, rest = DOCUMENT.read_text().partition(f"\n### {heading}\n")
     section = rest.partition("\n### ")[0]
     tables = re.findall(r"(?:^\|.*\n?)+", section, re.MULTILINE)
@@ -116,7 +116,7 @@ def alone(
 
 
 def renamed(views: Sequence[DeviceView], namespaces: Mapping[str, str]) -> Sequence[DeviceView]:
-    """The same with the pods in namespaces of their own, by pod."""
+    """Return the same views with each pod in a separate namespace, by pod."""
     return [
         replace(
             view,
