@@ -449,7 +449,7 @@ def test_single_holder_gets_all_activity_not_known_to_be_of_others() -> None:
     assert split_activity(device, [alone], [sampled(0.9, alone, known=False)]).parts == (device,)
     split = split_activity(device, [alone], [sampled(0.9, alone, known=False), sampled(0.1)])
     assert ratios_of(split) == pytest.approx([0.9])
-    assert split.bounds == ((0.0, pytest.approx(0.9)),), "no pod may have any of it"
+    assert split.bounds == ((0.0, pytest.approx(0.9)),), "the pod may have none of it"
 
 
 def test_split_between_containers_of_a_pod_leaves_other_pods_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""The dashboards are what their script builds, of Grafana's published types, and ask only for series that exist."""
+"""The dashboards equal the output of their script, have Grafana's published types, and query existing series only."""
 
 import json
 import re
@@ -28,7 +28,7 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 
 def expressions(board: Board) -> Iterator[tuple[str, str]]:
-    """Title and expression of every target."""
+    """Return title and expression of every target."""
     for panel in panels(board):
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -63,7 +63,7 @@ def test_panels_do_not_overlap(board: Board) -> None:
         assert place["x"] + place["w"] <= 24, panel["title"]
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"{panel['title']} lies on {taken[x, y]}"
+                assert (x, y) not in taken, f"{panel['title']} overlaps {taken[x, y]}"
                 taken[x, y] = panel["title"]
 
 
@@ -89,7 +89,7 @@ def test_variables_start_with_the_data_source_and_follow_the_time_range(board: B
             assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert variable["multi"], variable["name"]
             assert variable["includeAll"], variable["name"]
-            assert variable["allValue"] == ".*", "a cluster without the label is there, too"
+            assert variable["allValue"] == ".*", "All includes a cluster without the label"
             assert variable["refresh"] == 2, "on time range change"
     assert {variable["name"] for variable in others} - {"cost_page"} <= set(DEFAULTS)
 

@@ -1,4 +1,4 @@
-"""Every panel of every dashboard shows something on a real Prometheus, and what it shows is the truth."""
+"""Every panel of every dashboard has data from a real Prometheus, and the data are the truth."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ TODAY = END_SECONDS // DAY * DAY
 
 
 def _service_page() -> list[str]:
-    """What the cost service shows, as it stands on its page."""
+    """Return the metrics of the cost service, as on its page."""
     now = time.time()
     budget = Budget(name="research", amount=1000.0, currency="USD", period="month", owner={"team": "vision"})
     state = BudgetState(
@@ -50,14 +50,14 @@ def _service_page() -> list[str]:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A node with faults, and a cost service."""
+    """Load a node with faults, and a cost service."""
     with live_node(tmp_path_factory.mktemp("dashboards"), *_service_page()) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def recorded(fleet_prometheus: FleetServer) -> Engine:
-    """Forty days of a fleet, as the rules record them."""
+    """Load forty days of a fleet, as recorded by the rules."""
     return Engine(url=fleet_prometheus.url, now=float(END_SECONDS), step=HOUR)
 
 
@@ -66,21 +66,21 @@ def panel_of(name: str, title: str) -> Panel:
 
 
 def shown(engine: Engine, name: str, title: str, letter: str = "A", **chosen: str) -> list[Any]:
-    """Series of a target."""
+    """Return the series of a target."""
     panel = panel_of(name, title)
     target = next(target for target in panel["targets"] if target["refId"] == letter)
     return engine.series(BOARDS[name], panel, target, **chosen)
 
 
 def value(engine: Engine, name: str, title: str, letter: str = "A", **labels: str) -> float:
-    """The one value of a target, now, or that of the series with these labels."""
+    """Return the only value of a target now, or that of the series with these labels."""
     found: Vector = [row for row in shown(engine, name, title, letter) if labels.items() <= row[0].items()]
     assert len(found) == 1, (title, found)
     return found[0][1]
 
 
 def newest(engine: Engine, name: str, title: str, letter: str = "A") -> dict[tuple[str, ...], float]:
-    """The last value of each line, by the values of its labels."""
+    """Return the last value of each line, by the values of its labels."""
     return {tuple(labels.values()): values[-1][1] for labels, values in shown(engine, name, title, letter)}
 
 
@@ -115,14 +115,14 @@ def test_eight_gpu_pod_at_90_percent_shows_90_percent(live: Engine) -> None:
 
 def test_funnel_narrows_from_capacity_to_effective_use(live: Engine) -> None:
     funnel = [value(live, "fleet", "GPUs: capacity to effective use", letter) for letter in "ABCDEF"]
-    # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, one that is gone and of which nothing is known. What is
-    # not shared is profiled, at half of a limit or more.
+    # 8 at 90 %, 2 idle, half a GPU at 50 %, a quarter at work, and a lost one without any measurement. GPUs that are
+    # not shared are profiled, at half of a limit or more.
     assert funnel == pytest.approx([17, 11.75, 8.75, 7.7, 7.45, 3.87], abs=0.05)
     money = [
         value(live, "fleet", "Cost per hour: capacity to effective use", letter, currency="USD") for letter in "BCDE"
     ]
     assert money == pytest.approx([H100_PRICE * gpus for gpus in (funnel[1], *funnel[3:])], abs=0.5)
-    # Nothing of the serving team's quarter was profiled: what it paid is active, and in no later step.
+    # Nothing of the serving team's quarter was profiled: its cost is active, and in no later step.
     parts = {row["workload_name"]: part for row, part in shown(live, "fleet", "Top idle workloads", "D")}
     assert parts.keys() == {"trainer", "slice-0"}
 
@@ -276,7 +276,7 @@ def test_owner_tables_have_allocated_and_effective_hours_and_cost(
 
 
 def _step(amounts: ByState, step: str) -> float | None:
-    """What a step of the funnel leaves; ``None`` where it was not measured."""
+    """Return the GPUs of a step of the funnel; ``None`` without a measurement."""
     known = amounts.measured if step == "active" else amounts.profiled
     return float(getattr(amounts, step)) if known else None
 
@@ -302,7 +302,7 @@ def test_funnel_of_the_range_matches_the_ledger(recorded: Engine, team: str) -> 
 
 
 def test_known_price_and_activity_match_the_recorded_hours(recorded: Engine) -> None:
-    # What had no price is older than the thirty days that the board begins with.
+    # Unpriced time is older than the dashboard's default range of thirty days.
     recorded = replace(recorded, back=40 * DAY)
     truth = truth_between(END_SECONDS - 40 * DAY, END_SECONDS)
     held = [totals for (kind,), totals in truth.total("kind").items() if kind not in APART]
@@ -350,7 +350,7 @@ def test_prometheus_replicas_count_once(tmp_path: Path) -> None:
 
 
 def test_replicas_that_split_hours_differently_count_once(tmp_path: Path) -> None:
-    """A job of 75 minutes over midnight: each has another part of it in its first hour, and one missed the second."""
+    """A job of 75 minutes over midnight: replicas have different parts of its first hour, and one missed the second."""
     job = 'quantity="seconds",workload_namespace="ml",workload_kind="Job",workload_name="job",state="idle"'
     lines = []
     for replica, seconds in {"a": {22: 300, 23: 3600, 24: 600}, "b": {22: 600, 24: 3900}}.items():
@@ -392,4 +392,4 @@ def test_victoria_metrics_returns_the_same_values(recorded: Engine, fleet_victor
     for name in ("fleet", "oncall"):
         for panel in panels(BOARDS[name]):
             for target in panel["targets"]:
-                other.series(BOARDS[name], panel, target)  # it understands what is asked
+                other.series(BOARDS[name], panel, target)  # the query is valid

@@ -1,4 +1,4 @@
-"""The binding of libdcgm on a real shared library and a real process of an engine: layouts, values, codes, faults."""
+"""The binding of libdcgm on a real shared library and a real engine process: layouts, values, codes, faults."""
 
 import ctypes
 import itertools
@@ -28,7 +28,7 @@ BLANK_INTEGER, BLANK_DOUBLE = 0x7FFFFFFFFFFFFFF0, 2.0**47
 Values = dict[tuple[int, int, int], Record]
 """Records by entity group, entity id and field id."""
 
-# Size, version word and offsets as compiled from the headers of DCGM 3.3.9 to 4.6.1, where they are the same.
+# Size, version word and offsets compiled from the headers of DCGM 3.3.9 to 4.6.1, which all have the same.
 LAYOUTS: dict[str, tuple[type[ctypes.Structure], int, int, dict[str, int]]] = {
     "dcgmFieldValue_v1": (
         *(abi.FieldValueV1, 4120, 0x01001018),
@@ -82,7 +82,7 @@ def test_every_struct_with_a_version_word_is_checked_against_the_headers() -> No
 
 
 class Client:
-    """A connection through the binding; what it makes goes with it."""
+    """A connection through the binding; its objects end with it."""
 
     names = itertools.count()
 
@@ -92,7 +92,7 @@ class Client:
         assert library.call("dcgmInit") == abi.Code.OK
 
     def connect(self, address: str, *, version: int = 2, timeout_ms: int = CONNECT_MS) -> int:
-        """Return the code of connecting by one of both functions."""
+        """Return the code of a connection by one of both functions."""
         parameters: ctypes.Structure
         if version == 3:
             word = abi.version_word(abi.ConnectV3Params)
@@ -109,7 +109,7 @@ class Client:
         return self.library.call(name, *(() if bare else (self.handle,)), *arguments)
 
     def group(self, *entities: tuple[int, int]) -> abi.Handle:
-        """Make a group of entities; of all GPUs where none is named."""
+        """Make a group of entities, by default of all GPUs."""
         group = abi.Handle()
         kind = abi.EMPTY_GROUP if entities else 0
         assert self.call("dcgmGroupCreate", kind, b"test", byref(group)) == abi.Code.OK
@@ -118,20 +118,20 @@ class Client:
         return group
 
     def field_group(self, *ids: int, name: str = "") -> tuple[int, abi.Handle]:
-        """Return the code of making a group of fields, and the group."""
+        """Make a group of fields; return the code and the group."""
         group = abi.Handle()
         numbers = (ctypes.c_ushort * len(ids))(*ids)
         text = (name or f"fields {next(self.names)}").encode()
         return self.call("dcgmFieldGroupCreate", len(ids), numbers, text, byref(group)), group
 
     def watch(self, group: abi.Handle, fields: abi.Handle, *, keep_samples: int = 1, keep_seconds: float = 0.0) -> int:
-        """Return the code of watching."""
+        """Watch; return the code."""
         code = self.call("dcgmWatchFields", group, fields, INTERVAL_MICROS, keep_seconds, keep_samples)
         assert self.call("dcgmUpdateAllFields", 1) == abi.Code.OK
         return code
 
     def watched(self, *ids: int, entities: tuple[tuple[int, int], ...] = ()) -> Callable[[], Values]:
-        """Watch fields and return what reads them."""
+        """Watch fields; return a function that reads them."""
         group = self.group(*entities)
         code, fields = self.field_group(*ids)
         assert code == abi.Code.OK
@@ -139,7 +139,7 @@ class Client:
         return lambda: self.latest(group, fields)
 
     def latest(self, group: abi.Handle, fields: abi.Handle) -> Values:
-        """Return what a read delivers."""
+        """Return the values of a read."""
         found, callback = collector()
         assert self.call("dcgmGetLatestValues_v2", group, fields, callback, None) == abi.Code.OK
         return {(level, number, record.field_id): record for level, number, record in found}
@@ -289,7 +289,7 @@ def test_non_engine_on_the_port_loses_the_connection(bare: Client) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        # It tells of no login that failed; the next call does.
+        # It reports no failed login; the next call does.
         assert bare.connect(f"127.0.0.1:{port}") == abi.Code.OK
         thread.join()
         told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
@@ -312,7 +312,7 @@ def test_embedded_engine_starts_and_stops_in_this_process(bare: Client, control:
 @pytest.mark.parametrize("per_callback", [1, 7, 0], ids=["one by one", "seven at once", "whole entities"])
 def test_delivered_values_are_complete_for_any_callback_size(client: Client, per_callback: int) -> None:
     client.control.per_callback = per_callback
-    # Ids beside each other, so that an array of another width shows.
+    # Adjacent ids, so that an array of another width is noticed.
     ids = (52, 53, 54, 55, 100, 101, 150, 155, 156, 202, 203, 204, 250, 251, 252, 253)
     found = client.watched(*ids)()
     assert sorted(found) == [(abi.GPU, index, field) for index in range(8) for field in ids]
@@ -433,7 +433,7 @@ def test_values_since_returns_each_xid_once(client: Client, control: stub.StubCo
     assert since(later)[0] == [(0, 48)]
 
 
-# ---- What is refused ----
+# ---- Refusals ----
 
 
 def test_field_unknown_to_the_engine_fails_its_whole_group(client: Client, library: Library) -> None:
@@ -562,7 +562,7 @@ def test_instance_has_its_own_values_parent_values_and_blanks(partitioned: Clien
         assert (mine[UUID], mine[PROFILE]) == (stub.instance_uuid(6, 5).encode(), b"1g.10gb")
         assert mine[252] == 1_065
         assert mine[PROF] == pytest.approx(0.506)
-        assert mine[TEMPERATURE] == 56, "the parent's"
+        assert mine[TEMPERATURE] == 56, "the temperature of the parent"
         assert mine[1009] == BLANK_INTEGER
     assert found[abi.GPU_INSTANCE, number, DRAM].value == pytest.approx(0.506 * 0.3)
     assert found[abi.COMPUTE_INSTANCE, number, DRAM].value == BLANK_DOUBLE
@@ -575,7 +575,7 @@ def test_too_small_entity_list_returns_the_required_size(partitioned: Client) ->
     assert (told, count.value) == (abi.Code.BUFFER_TOO_SMALL, 56)
 
 
-# ---- Engines that die, hang and think ----
+# ---- Engines that die, hang and are slow ----
 
 
 def test_killed_engine_fails_the_call_within_1_second_and_restarts_empty(
@@ -600,7 +600,7 @@ def test_stopped_engine_blocks_the_call_until_it_resumes(client: Client, engine:
     thread = threading.Thread(target=lambda: codes.append(client.call("dcgmUpdateAllFields", 1)))
     thread.start()
     thread.join(timeout=0.5)
-    assert thread.is_alive(), "the call returned from an engine that does not run"
+    assert thread.is_alive(), "the call returned from a stopped engine"
     engine.resume()
     thread.join(timeout=PATIENCE_SECONDS)
     assert codes == [abi.Code.OK]

@@ -1,4 +1,4 @@
-"""The DCGM source through the real binding, a real shared library and an engine's real process: what readings hold."""
+"""The DCGM source through the real binding, a real shared library and a real engine process: content of readings."""
 
 import contextlib
 import ctypes
@@ -35,15 +35,15 @@ FIELDS = BOARD | PROFILED | {Field.XID_ERRORS}
 
 
 class Bench:
-    """A source on an engine; what is written to the control block, the engine does at once."""
+    """A source on an engine, which reads the control block at once."""
 
     def __init__(self, source: DcgmSource, control: stub.StubControl, engine: stub.Engine) -> None:
         self.source, self.control, self.engine = source, control, engine
 
     def until(self, check: Callable[[Reading], object], what: str, *, patient: bool = False) -> Reading:
-        """Return the first reading from now on for which that is true; if patient, wait for values meanwhile.
+        """Return the first reading from now on with a true check; if patient, continue without values.
 
-        What was measured before a test's clock jumps is too old after it.
+        Values from before a jump of a test's clock are too old after it.
         """
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -56,7 +56,7 @@ class Bench:
             time.sleep(INTERVAL_SECONDS / 2)
 
     def profiled(self) -> Reading:
-        """Return a reading in which every device that is up is profiled."""
+        """Return a reading in which every GPU that is up is profiled."""
         return self.until(lambda reading: all(map(is_profiled, reading.gpus)), "every GPU profiled")
 
 
@@ -80,7 +80,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stub.StubControl
 
 @contextmanager
 def loaded(directory: Path, major: int = 4) -> Iterator[None]:
-    """Put a library in the place of that of this process."""
+    """Replace this process' library."""
     library.install(ctypes.CDLL(str(directory / f"libdcgm.so.{major}")), f"libdcgm.so.{major}")
     try:
         yield
@@ -112,7 +112,7 @@ def bench(engine: stub.Engine, control: stub.StubControl) -> Iterator[Bench]:
 
 
 def expected(index: int) -> dict[Field, float]:
-    """Return what every GPU of the simulated node says of itself."""
+    """Return the expected values of every GPU of the simulated node."""
     ratio = (805 - index) / 1000
     return {
         Field.SM_CLOCK: 1900 + index,
@@ -515,7 +515,7 @@ def test_engine_of_another_major_version_is_reported_with_the_fix(
 def test_agent_without_the_nvml_library_reads_every_row_from_the_engine(
     engine: stub.Engine, directory: Path, tmp_path: Path
 ) -> None:
-    """As with dcgm-exporter's ``-r`` for an engine elsewhere, which needs no NVML on this machine."""
+    """As with dcgm-exporter's ``-r`` for a remote engine, which needs no NVML on this machine."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
     env = stub.environment(directory, tmp_path / "control", beside={"LD_LIBRARY_PATH": str(tmp_path)})
     options = ("--node-name", "here", "--attribution", "off", "--sample-interval", "500ms")

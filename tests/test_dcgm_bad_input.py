@@ -1,4 +1,4 @@
-"""What can be wrong with the way to a DCGM engine: doctor names cause and fix, and the agent goes on with NVML."""
+"""Faults on the way to a DCGM engine: doctor names cause and fix, and the agent continues with NVML."""
 
 import json
 import os
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(stub.compiler() is None, reason="the simulated l
 GPUS = 2
 INTERVAL_SECONDS = 0.2
 WATCHED_SECONDS = 2.0
-"""Ten attempts: what is said at each of them is said more than once."""
+"""Ten attempts: a line for each attempt would appear more than once."""
 _NO_OVERRIDE = ("setpriv", "--bounding-set=-dac_override")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The simulated libraries, their control files, and room for one test."""
+    """The simulated libraries, their control files, and a folder for one test."""
 
     libraries: Path
     older: Path
@@ -63,38 +63,38 @@ def place(built: tuple[Path, Path, Path], tmp_path: Path) -> Place:
 
 @dataclass(frozen=True)
 class Case:
-    """Where the agent is sent, and what it has to say of that."""
+    """Address for the agent, and the expected report."""
 
     address: str
     reason: str
     words: tuple[str, ...]
-    """In the line, cause and fix."""
+    """Words of the line, of cause and fix."""
     libraries: Path
     finding: str = "DCGM engine"
     prefix: tuple[str, ...] = ()
 
 
 def nowhere(place: Place) -> Case:
-    """A port on which nothing listens."""
+    """Return the case of a port on which nothing listens."""
     port = dcgm_stub.free_port()
     words = (f"nothing listens at 127.0.0.1:{port}", "start nv-hostengine", "--dcgm-address")
     return Case(f"127.0.0.1:{port}", "dcgm_refused", words, place.libraries)
 
 
 def nameless(place: Place) -> Case:
-    """A name that does not resolve."""
+    """Return the case of an unknown host name."""
     words = ("no host of the name in engine.invalid:5555", "--dcgm-address", "DNS")
     return Case("engine.invalid", "dcgm_no_such_host", words, place.libraries)
 
 
 def socketless(place: Place) -> Case:
-    """A path where there is no socket."""
+    """Return the case of a path without a socket."""
     path = place.directory / "none.sock"
     return Case(f"unix://{path}", "dcgm_socket_missing", (f"no socket unix://{path}", "-d", "mount"), place.libraries)
 
 
 def libraryless(place: Place) -> Case:
-    """No libdcgm at all."""
+    """Return the case of a missing libdcgm."""
     words = ("libdcgm was not found", "install DCGM's client library")
     return Case("127.0.0.1", "dcgm_library_not_found", words, place.nvml_only)
 
@@ -111,7 +111,7 @@ class _Banner(BaseRequestHandler):
 
 @contextmanager
 def serving(server: TCPServer) -> Iterator[str]:
-    """Let a server serve; where."""
+    """Run a server; yield its address."""
     with server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -124,7 +124,7 @@ def serving(server: TCPServer) -> Iterator[str]:
 
 @contextmanager
 def web_server(place: Place) -> Iterator[Case]:
-    """The port of an HTTP server, which waits for the end of a line that does not come."""
+    """Yield the case of an HTTP server, which waits for the end of a line that does not come."""
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Web)) as where:
         words = (f"something takes connections at {where} and does not answer", "restart it", "--dcgm-address")
         yield Case(where, "dcgm_silent", words, place.libraries)
@@ -132,7 +132,7 @@ def web_server(place: Place) -> Iterator[Case]:
 
 @contextmanager
 def greeter(place: Place) -> Iterator[Case]:
-    """A port of something that speaks otherwise, as an SSH server does."""
+    """Yield the case of another protocol, such as that of an SSH server."""
     with serving(ThreadingTCPServer(("127.0.0.1", 0), _Banner)) as where:
         words = (f"what listens at {where} does not answer as a DCGM host engine", "port 5555")
         yield Case(where, "dcgm_not_an_engine", words, place.libraries)
@@ -140,7 +140,7 @@ def greeter(place: Place) -> Iterator[Case]:
 
 @contextmanager
 def mute(place: Place) -> Iterator[Case]:
-    """A port that takes connections and never says a word."""
+    """Yield the case of a port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         where = f"127.0.0.1:{listener.getsockname()[1]}"
         words = (f"something takes connections at {where} and does not answer", "restart it", "--dcgm-address")
@@ -149,7 +149,7 @@ def mute(place: Place) -> Iterator[Case]:
 
 @contextmanager
 def older_engine(place: Place) -> Iterator[Case]:
-    """An engine of DCGM 3 and a library of DCGM 4."""
+    """Yield the case of an engine of DCGM 3 and a library of DCGM 4."""
     with dcgm_stub.Engine(place.older, place.control, release="3.3.9") as engine:
         words = (f"the host engine at {engine.address} is DCGM", "libdcgm.so.4 is 4.6.0", "client library")
         yield Case(engine.address, "dcgm_version_mismatch", words, place.libraries)
@@ -157,7 +157,7 @@ def older_engine(place: Place) -> Iterator[Case]:
 
 @contextmanager
 def older_library(place: Place) -> Iterator[Case]:
-    """A library of DCGM 3 and an engine of DCGM 4."""
+    """Yield the case of a library of DCGM 3 and an engine of DCGM 4."""
     with dcgm_stub.Engine(place.libraries, place.control) as engine:
         words = (f"the host engine at {engine.address} is DCGM", "libdcgm.so.3 is 3.3.9", "client library")
         yield Case(engine.address, "dcgm_version_mismatch", words, place.older)
@@ -165,7 +165,7 @@ def older_library(place: Place) -> Iterator[Case]:
 
 @contextmanager
 def closed_socket(place: Place) -> Iterator[Case]:
-    """A socket that this user may not open; root may, unless it is without the capability for that."""
+    """Yield the case of a socket without permission for this user; root without its capability has none, either."""
     path = place.directory / "engine.sock"
     with dcgm_stub.Engine(place.libraries, place.control, socket_path=path) as engine:
         path.chmod(0)
@@ -175,7 +175,7 @@ def closed_socket(place: Place) -> Iterator[Case]:
 
 
 AGENTS = {nowhere, libraryless, mute, older_engine}
-"""Cases in which an agent runs as well, one for each way to fail; the reasons of all are in test_dcgm_source."""
+"""Cases in which an agent runs, too, one for each kind of failure; test_dcgm_source has the reasons of all."""
 CASES = (
     *(nowhere, nameless, socketless, libraryless, web_server),
     *(greeter, mute, older_engine, older_library, closed_socket),
@@ -189,7 +189,7 @@ def test_doctor_and_agent_report_the_same_cause_and_fix_once(kind: object, place
         case = made if isinstance(made, Case) else stack.enter_context(made)
         env = place.environment(case.libraries)
         arguments = ("--dcgm-address", case.address, "--sample-interval", f"{INTERVAL_SECONDS:g}s", "--attribution=off")
-        line = doctors_line(case, arguments, env)
+        line = finding_of_doctor(case, arguments, env)
         for words in case.words:
             assert words in line
         if kind not in AGENTS:
@@ -199,14 +199,14 @@ def test_doctor_and_agent_report_the_same_cause_and_fix_once(kind: object, place
             lambda page: matching(page, "gpu_exporter_errors_total", part="dcgm", reason=case.reason), case.reason
         )
         assert matching(page, "gpu_exporter_source_up", source="dcgm") == {source_up("dcgm"): 0.0}
-        goes_on_with_nvml(agent)
-        assert [told for told in agent.lines if line in told] != [], agent.lines
-        assert len([told for told in agent.lines if case.words[0] in told]) == 1
+        continues_with_nvml(agent)
+        assert [logged for logged in agent.lines if line in logged] != [], agent.lines
+        assert len([logged for logged in agent.lines if case.words[0] in logged]) == 1
         assert line in " ".join(unescape(agent.get("/")[1]).split())
 
 
-def doctors_line(case: Case, arguments: tuple[str, ...], env: dict[str, str]) -> str:
-    """The one finding of the doctor that is not well because of DCGM."""
+def finding_of_doctor(case: Case, arguments: tuple[str, ...], env: dict[str, str]) -> str:
+    """Return the doctor's only finding at a level other than ok because of DCGM."""
     words, whole = ("doctor", "--format", "json", *arguments), {**os.environ, **env}
     if case.prefix:
         command = [*case.prefix, sys.executable, "-m", "exporter", *words]
@@ -214,9 +214,9 @@ def doctors_line(case: Case, arguments: tuple[str, ...], env: dict[str, str]) ->
     else:
         run = run_fork(*words, env=whole)
     findings = {one["name"]: one for one in json.loads(run.stdout)["findings"]}
-    assert findings["driver"]["level"] == "ok", "NVML is as it should be"
+    assert findings["driver"]["level"] == "ok", "NVML works"
     found = findings[case.finding]
-    assert found["level"] == "warn", "beside NVML it is no reason to fail"
+    assert found["level"] == "warn", "with NVML it is only a warning"
     others = [name for name in findings if name.startswith("DCGM ") and name != case.finding]
     assert all(findings[name]["level"] == "ok" for name in others)
     return str(found["cause"])
@@ -226,8 +226,8 @@ def source_up(source: str) -> str:
     return f'gpu_exporter_source_up{{source="{source}"}}'
 
 
-def goes_on_with_nvml(agent: AgentProcess) -> None:
-    """Every GPU is up and measured for some time on."""
+def continues_with_nvml(agent: AgentProcess) -> None:
+    """Wait until every GPU is up and measured for some time."""
     name = "gpu_exporter_snapshot_timestamp_seconds"
     started = agent.until(lambda page: page.get(name), "a snapshot")[name]
     page = agent.until(lambda page: page[name] > started + WATCHED_SECONDS, "more snapshots")
@@ -268,7 +268,7 @@ def test_dcgm_alone_without_values_is_degraded_and_no_gpu_is_down(kind: str, pla
             ),
             reason,
         )
-        assert matching(page, "gpu_up") == {}, "that says nothing of the GPUs"
+        assert matching(page, "gpu_up") == {}, "the fault shows nothing about the GPUs"
         status, text = agent.get("/readyz")
         assert status == 503
         assert words in text
@@ -290,7 +290,7 @@ def test_engine_without_gpus_takes_no_nvml_gpu_down(place: Place) -> None:
         agent.until(lambda page: page.get(source_up("dcgm")), "both sources are up")
         block.gpu_count = 0
         agent.until(lambda page: not page[source_up("dcgm")], "the engine is degraded")
-        goes_on_with_nvml(agent)
+        continues_with_nvml(agent)
         assert "note: dcgm: failed" in agent.get("/readyz")[1]
 
 

@@ -1,4 +1,4 @@
-"""The whole agent while its DCGM host engine is killed and started again, many times, under load."""
+"""The whole agent while its DCGM host engine is killed and restarted, many times, under load."""
 
 import contextlib
 import logging
@@ -29,13 +29,13 @@ PATIENCE_SECONDS = 20.0
 SLOWEST_SCRAPE_SECONDS = 2.0
 PROF, TEMPERATURE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_TEMP"
 GROWTH_BYTES = 3 * 2**20
-"""What may come and go in a process's memory between the first third of the kills and the last."""
+"""Tolerance for a process' memory between the first third of the kills and the last."""
 LATE_SECONDS = 0.5
-"""What a busy machine may add."""
+"""Delay of a busy machine."""
 SHORTLY_LATE_SECONDS = 0.3
-"""The same where nothing else is measured at that moment."""
+"""Delay of a busy machine without another measurement at that moment."""
 MOST_INTERVALS_AWAY = 2
-"""From the engine's return until the page has its fields again: an interval is what a first value takes."""
+"""Intervals from the engine's return until the page has its fields again: a first value takes an interval."""
 LONG_INTERVAL_SECONDS, FEW_KILLS = 1.0, 4
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process holds."""
+    """Resources of a process."""
 
     memory_bytes: int
     descriptors: int
@@ -51,7 +51,7 @@ class Usage:
 
 
 def settled(usages: list[Usage]) -> Usage:
-    """What a process holds when nothing passes through it just now."""
+    """Return the resources of a process without short-lived use."""
     return Usage(
         int(statistics.median(one.memory_bytes for one in usages)),
         min(one.descriptors for one in usages),
@@ -67,10 +67,9 @@ def usage(pid: int) -> Usage:
 
 
 def waited_for_a_core(pids: Iterable[int]) -> float:
-    """Return how long the threads of these processes were ready to run and were not let, in seconds, since they began.
+    """Return the seconds that the threads of these processes have waited for a core while they were ready to run.
 
-    That is the machine's time and not the agent's: what a bound in seconds must leave out, wherever tests run beside
-    each other.
+    The machine causes this time, not the agent: a limit in seconds must exclude it while tests run in parallel.
     """
     tasks = (task for pid in pids for task in (Path("/proc") / str(pid) / "task").iterdir())
     waited = 0
@@ -81,7 +80,7 @@ def waited_for_a_core(pids: Iterable[int]) -> float:
 
 
 class Watcher:
-    """Scrapes the agent all the time: every page must be there in time, valid, and tell nothing that is not so."""
+    """Scrapes the agent all the time: every page must be on time and valid, and must have true values only."""
 
     def __init__(self, agent: AgentProcess) -> None:
         self._agent = agent
@@ -95,7 +94,7 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Scrape meanwhile; at the end every page must have been as it should."""
+        """Scrape in the block; at its end, every page must have been right."""
         self._thread.start()
         try:
             yield
@@ -105,14 +104,12 @@ class Watcher:
         assert self.failures == []
 
     def until(self, check: Callable[[int], bool], since: float, what: str) -> float:
-        """Return when there was a page, asked for after ``since``, that shows so many GPUs profiled."""
+        """Wait for a page with such a number of profiled GPUs, requested after ``since``; return the time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         with self._news:
             while self._profiled[1] < since or not check(self._profiled[0]):
                 left = deadline - time.monotonic()
-                assert left > 0, (
-                    f"not seen within {PATIENCE_SECONDS} s: {what}; the agent said: {self._agent.lines[-5:]}"
-                )
+                assert left > 0, f"not seen within {PATIENCE_SECONDS} s: {what}; its log: {self._agent.lines[-5:]}"
                 self._news.wait(left)
             return time.monotonic()
 
@@ -135,7 +132,7 @@ class Watcher:
             self.scrapes += 1
 
     def _look(self, status: int, text: str) -> int:
-        """Note what is wrong with a page, and return how many GPUs it shows profiled."""
+        """Note the faults of a page; return its number of profiled GPUs."""
         lines = [line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#"]
         ratios = [float(value) for name, _, value in lines if name.startswith(PROF)]
         temperatures = {float(value) for name, _, value in lines if name.startswith(TEMPERATURE)}
@@ -144,7 +141,7 @@ class Watcher:
         if temperatures != {50.0 + index for index in range(GPUS)}:
             self.failures.append(f"temperatures of NVML: {sorted(temperatures)}")
         if not {round(1000 * ratio) for ratio in ratios} <= {805 - index for index in range(GPUS)}:
-            self.failures.append(f"ratios that nobody measured: {ratios}")
+            self.failures.append(f"ratios without a measurement: {ratios}")
         if self.scrapes % 20 == 0:
             self._parse(text)
         return len(ratios)
@@ -162,7 +159,7 @@ class Watcher:
 
 @dataclass
 class Node:
-    """An agent with both sources, and what can be done to it."""
+    """An agent with both sources, and the control of its parts."""
 
     agent: AgentProcess
     engine: dcgm.Engine
@@ -174,10 +171,10 @@ class Node:
         for pid in self.agent.children():
             if (b"--dcgm-address" in Path(f"/proc/{pid}/cmdline").read_bytes()) is of_dcgm:
                 return pid
-        raise AssertionError("that child does not run")
+        raise AssertionError("no such child")
 
     def processes(self) -> dict[str, int]:
-        """Return the agent's processes by what they are."""
+        """Return the agent's processes by their part."""
         return {
             "agent": self.agent.process.pid,
             "child of NVML": self.child(of_dcgm=False),
@@ -185,14 +182,14 @@ class Node:
         }
 
     def left_in_engine(self) -> tuple[int, int, int, int]:
-        """Return how many connections, groups, field groups and watches the engine has."""
+        """Return the numbers of connections, groups, field groups and watches in the engine."""
         now = self.control.engine
         return now.connections, now.groups, now.field_groups, now.watches
 
 
 @pytest.fixture
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """An agent on GPUs that only DCGM's profiling module profiles; takes the sample interval, in seconds."""
+    """Start an agent on GPUs that only DCGM's profiling module profiles; takes the sample interval, in seconds."""
     interval_seconds = getattr(request, "param", INTERVAL_SECONDS)
     driver = nvml.build(tmp_path / "driver", without=dcgm.WITHOUT_GPM)
     nvml.control(tmp_path / "nvml", gpus=GPUS)
@@ -209,14 +206,14 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 
 def kill_and_return(node: Node, watcher: Watcher) -> tuple[float, float]:
-    """Return how long profiling fields outlived the engine, and how long they stayed away after its return.
+    """Return how long profiling fields outlived the engine, and how long they were absent after its return.
 
-    Both in seconds; the latter without what processes waited for a core.
+    Both in seconds; the latter without the time for which processes waited for a core.
     """
     killed_at = time.monotonic()
     node.engine.kill()
     gone_at = watcher.until(lambda count: count == 0, killed_at, "profiling fields absent")
-    # At any moment between two beats: what was just seen stands at the beginning of one.
+    # At any moment between two beats: the last page marks the beginning of one.
     time.sleep(secrets.randbelow(1000) / 1000 * node.interval_seconds)
     node.engine.start()
     back_at, measured = time.monotonic(), (*node.processes().values(), node.engine.pid, os.getpid())
@@ -272,7 +269,7 @@ def test_profiling_fields_return_within_two_intervals_of_the_engine(node: Node) 
         away = [kill_and_return(node, watcher)[1] for _ in range(FEW_KILLS)]
     _log.info("profiling fields were back %s after the engine's return", summary(away))
     assert max(away) <= MOST_INTERVALS_AWAY * LONG_INTERVAL_SECONDS + SHORTLY_LATE_SECONDS
-    # 1.2 as measured; 1.9 where figures wait for the next beat of NVML and of the page.
+    # 1.2 in a measurement; 1.9 if values wait for the next beat of NVML and of the page.
     assert statistics.median(away) <= 1.7 * LONG_INTERVAL_SECONDS
     page = node.agent.until(bool, "a page")
     assert page["gpu_exporter_conservation_error_seconds"] == pytest.approx(0, abs=1e-6)

@@ -17,7 +17,7 @@ def other_field(name: str) -> tuple[DcgmField, Era]:
     return field, era
 
 
-# dcgm-exporter's rename map: legacy name, legacy id, 4.9 name, 4.9 id, and a value in both units.
+# Names in dcgm-exporter: legacy name, legacy id, 4.9 name, 4.9 id, and a value in both units.
 RENAMED = [
     ("DCGM_FI_DEV_SM_CLOCK", 100, 1980, "DCGM_FI_DEV_SM_CLOCK_HERTZ", 1603, 1_980_000_000),
     ("DCGM_FI_DEV_MEM_CLOCK", 101, 2619, "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", 1604, 2_619_000_000),
@@ -98,7 +98,7 @@ def test_nvlink_throughput_is_not_derived_from_the_old_bandwidth() -> None:
 
 def test_names_and_numbers_are_unique() -> None:
     assert not OTHERS.keys() & BY_NAME.keys()
-    # A name that stood in two lines would be one key and not two.
+    # A name in two lines would be one key instead of two.
     keys = 0
     for line in table_lines("dcgm_ids.txt"):
         _number, legacy, other, _unit, flags, *new = line.split(" | ")
@@ -108,7 +108,7 @@ def test_names_and_numbers_are_unique() -> None:
 
 def test_every_dcgm_field_is_found_by_number() -> None:
     ids = {int(name) for name in OTHERS if name.isdigit()} | {int(name) for name in BY_NAME if name.isdigit()}
-    assert len(ids) == 650 + 16 + 1  # up to DCGM 4.6.1, what 4.7 has in other units, and one that is new in it
+    assert len(ids) == 650 + 16 + 1  # up to DCGM 4.6.1, those of 4.7 in other units, and a new one of 4.7
     for first, last in [(1, 6), (50, 77), (400, 489), (789, 843), (879, 897), (1001, 1034), (1040, 1096), (1200, 1220)]:
         assert set(range(first, last + 1)) <= ids, (first, last)
 

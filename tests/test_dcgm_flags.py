@@ -1,4 +1,4 @@
-"""dcgm-exporter's command line and environment, taken at their word: every setting, by every name it has."""
+"""dcgm-exporter's command line and environment: every setting, by every name."""
 
 import re
 from pathlib import Path
@@ -40,12 +40,12 @@ SAMPLES: dict[str, tuple[str, str, object]] = {
     "log-format": ("json", "log_format", "json"),
     "NODE_NAME": ("node-7", "node_name", "node-7"),
 }
-"""A text of each setting with an equivalent, and the setting here with its value."""
+"""A text of each setting with an equivalent, and our setting with its value."""
 
 
 def settle(words: list[str], environ: dict[str, str] | None = None, **ours: str) -> AgentConfig:
     rest, given_flags, problems = dcgm_flags.take(words)
-    # What is left of a flag that has the same name as ours is ours.
+    # A remaining flag with the name of one of ours is ours.
     same = dict(word.removeprefix("--").split("=", 1) for word in rest)
     assert problems == []
     return load_agent({**same, **ours}, environ or {}, dcgm_flags=given_flags, check_paths=False)
@@ -61,7 +61,7 @@ def text_of(setting: Setting) -> str:
 
 
 def forms(setting: Setting) -> list[list[str]]:
-    """Every way to write the setting on a command line."""
+    """Return every form of the setting on a command line."""
     text = text_of(setting)
     found = []
     for name in setting.flags:
@@ -151,7 +151,7 @@ def test_own_options_override_dcgm_exporter_flags_which_override_variables() -> 
     assert settle(["-c", "2000", "--collect-interval=4000"]).sampling.interval_seconds == 4.0
     ours = settle(["-c", "30"], {"DCGM_EXPORTER_INTERVAL": "3"}, **{"sample-interval": "1s"})
     assert ours.sampling.interval_seconds == 1.0
-    assert ours.warnings == ()  # a wrong interval that is not used is nobody's trouble
+    assert ours.warnings == ()  # a wrong interval that is not used gives no warning
     assert settle(["-a", ":1"], {"GPU_COST_EXPORTER_LISTEN": ":2"}).serving.listen.port == 2
     assert settle(["--debug"], {}, **{"log-level": "error"}).logging.log_level == "error"
 
@@ -224,7 +224,7 @@ def test_label_patterns_become_keys_and_others_are_reported() -> None:
     many = settle([switch, patterns, ",".join(f"key{number}" for number in range(12))])
     assert len(many.owners.pod_labels) == 10
     assert many.warnings[0].endswith("left out: key10, key11")
-    assert settle([patterns, "team"]).owners.pod_labels == ()  # as there: nothing without the switch
+    assert settle([patterns, "team"]).owners.pod_labels == ()  # as in dcgm-exporter: nothing without the switch
     assert settle([switch, patterns, "team"], {}, **{"pod-labels": "mine"}).owners.pod_labels == ("mine",)
     assert settle([switch, patterns, "team"], {}, **{"kube-metadata": "on"}).owners.pod_labels == ("team",)
 

@@ -1,4 +1,4 @@
-"""What can be chosen of the drop-in family's labels, as with three of dcgm-exporter's flags."""
+"""Choice of the drop-in family's labels, as with three of dcgm-exporter's flags."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ Series = tuple[str, tuple[tuple[str, str], ...], float]
 def series(
     view: Snapshot, style: LabelStyle = DEFAULT, collectors: collectors_file.Collectors | None = None
 ) -> list[Series]:
-    """Every series of the drop-in family, and none of it twice."""
+    """Return every series of the drop-in family, without duplicates."""
     page = families(view, ExpositionOptions(collectors=collectors or collectors_file.DEFAULT, dcgm_labels=style))
     assert duplicate_series(page) == []
     return [
@@ -41,7 +41,7 @@ def series(
 
 
 def crowded() -> Snapshot:
-    """Every kind of device and holder, and two compute instances of one GPU instance."""
+    """Return every kind of device and holder, and two compute instances of one GPU instance."""
     parent = gpu(5, mig=True)
     parts = [
         DeviceView(gpu=parent, instance=instance(parent, 3, compute=compute), values=PER_DEVICE) for compute in (0, 1)
@@ -119,7 +119,7 @@ def test_dcgm_exporter_label_switches_change_the_page() -> None:
     drop_in = [name for name in page if name.startswith("DCGM_FI_")]
     assert not any(re.search(r'[{,](UUID|pod|namespace|container|Hostname)="', name) for name in drop_in)
     assert all(re.search(r',uuid="GPU-[^"]*",.*,modelName="[^ "]+"', name) for name in drop_in)
-    # An agent that is ended while its libraries are loading says so, which is nothing that a switch did.
+    # An agent that ends while its libraries load logs a warning, which does not depend on the switches.
     assert not [line for line in agent.lines if "WARNING" in line and "ended without a thread" not in line]
 
 

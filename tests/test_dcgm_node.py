@@ -1,4 +1,4 @@
-"""A node whose host engine goes, returns, is paused or lacks its module: what is unknown is absent, and comes back."""
+"""A node whose host engine ends, returns, is paused or lacks its module: unknown values are absent, and return."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ SHIPPED = Path(scenario.__file__).parent / "scenarios"
 
 
 def written(directory: Path, name: str, more: str) -> str:
-    """A shipped scenario with more in it, as a file."""
+    """Write a shipped scenario with additions, as a file."""
     file = directory / f"{name}.yaml"
     file.write_text((SHIPPED / f"{name}.yaml").read_text(encoding="utf-8") + more, encoding="utf-8")
     return str(file)
@@ -42,25 +42,25 @@ def shown(snapshot: Snapshot, name: str, **wanted: str) -> list[float]:
 
 
 def measured(snapshot: Snapshot) -> Sequence[float]:
-    """Activity of MIG instances, which only DCGM knows on this node."""
+    """Return the activity of MIG instances, which only DCGM knows on this node."""
     return [view.activity.ratio for view in snapshot.devices if view.instance and view.activity]
 
 
 async def test_lost_engine_removes_only_its_own_values_until_it_returns(tmp_path: Path) -> None:
     async with a100(tmp_path, "faults: [{kind: engine_down, from: 105, to: 110}]\n") as node:
-        told = {second: await node.step(float(second)) for second in range(100, 115)}
-        now = {second: len(measured(snapshot)) for second, snapshot in told.items()}
+        found = {second: await node.step(float(second)) for second in range(100, 115)}
+        now = {second: len(measured(snapshot)) for second, snapshot in found.items()}
         assert [now[second] for second in (103, 104)] == [4, 4]
         assert [now[second] for second in range(105, 110)] == [0] * 5
-        assert [now[second] for second in range(112, 115)] == [4, 4, 4], "within two samples of its return"
+        assert [now[second] for second in range(112, 115)] == [4, 4, 4], "within two samples after its return"
         for second in (104, 107, 113):
-            assert len(shown(told[second], "gpu_power_watts")) == 2
-            assert len(shown(told[second], "gpu_memory_used_bytes")) == 6
-            assert shown(told[second], "gpu_exporter_source_up", source="nvml") == [1]
-            assert shown(told[second], "gpu_exporter_source_up", source="dcgm") == [int(second != 107)]
-        assert shown(told[107], "DCGM_FI_PROF_GR_ENGINE_ACTIVE") == []
-        assert shown(told[107], "gpu_profiling_state") == []
-        assert [one.reason for one in told[107].sources] == ["", "dcgm_refused"]
+            assert len(shown(found[second], "gpu_power_watts")) == 2
+            assert len(shown(found[second], "gpu_memory_used_bytes")) == 6
+            assert shown(found[second], "gpu_exporter_source_up", source="nvml") == [1]
+            assert shown(found[second], "gpu_exporter_source_up", source="dcgm") == [int(second != 107)]
+        assert shown(found[107], "DCGM_FI_PROF_GR_ENGINE_ACTIVE") == []
+        assert shown(found[107], "gpu_profiling_state") == []
+        assert [one.reason for one in found[107].sources] == ["", "dcgm_refused"]
 
 
 async def test_lost_engine_with_dcgm_alone_makes_everything_unknown(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_engines_of_other_versions_give_the_same_values(version: str, tmp_
     ("second", "index", "states"),
     [
         (40, 0, {DeviceState.LOST}),
-        # DCGM's values are plain blank while a GPU needs a reset: through it alone the GPU has failed.
+        # DCGM's values are plain blanks while a GPU needs a reset: with DCGM alone the GPU has failed.
         (80, 1, {DeviceState.RESET_REQUIRED, DeviceState.FAILED}),
         (120, 2, {DeviceState.FAILED}),
         (160, 3, {DeviceState.MISSING, DeviceState.LOST}),
@@ -150,7 +150,7 @@ async def child(command: Sequence[str]) -> AsyncIterator[asyncio.StreamReader]:
         await process.wait()
 
 
-async def told_by(stream: asyncio.StreamReader) -> AsyncIterator[Reading | SourceStatus]:
+async def messages_of(stream: asyncio.StreamReader) -> AsyncIterator[Reading | SourceStatus]:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while line := await stream.readline():
             yield wire.decode(line)
@@ -161,10 +161,10 @@ async def test_child_of_a_simulated_node_reads_its_engine(address: str, tmp_path
     node = SimulatedNode(scenario.load("a100-mig"), tmp_path, time.time)
     fields = supplement([Field.PROF_SM_ACTIVE])
     async with child(node.child_command(0.2, fields, address)) as stream:
-        async for told in told_by(stream):
-            if isinstance(told, Reading) and _instances(told).get(Field.PROF_SM_ACTIVE, 0.0) > 0:
-                assert (told.source, told.dcgm_version) == ("dcgm", "4.6.0")
-                assert len(told.gpus[1].instances) == 4
+        async for found in messages_of(stream):
+            if isinstance(found, Reading) and _instances(found).get(Field.PROF_SM_ACTIVE, 0.0) > 0:
+                assert (found.source, found.dcgm_version) == ("dcgm", "4.6.0")
+                assert len(found.gpus[1].instances) == 4
                 return
     raise AssertionError("the child ended without a profiled reading")
 
@@ -176,9 +176,9 @@ def _instances(reading: Reading) -> Mapping[Field, int | float]:
 async def test_child_reports_a_missing_engine(tmp_path: Path) -> None:
     node = SimulatedNode(scenario.load("demo"), tmp_path, time.time)
     async with child(node.child_command(0.2, supplement([]), "elsewhere:5555")) as stream:
-        async for told in told_by(stream):
-            if isinstance(told, SourceStatus) and told.state is SourceState.FAILED:
-                assert told.reason == "dcgm_refused"
-                assert re.search("nothing listens at elsewhere:5555", told.message)
+        async for found in messages_of(stream):
+            if isinstance(found, SourceStatus) and found.state is SourceState.FAILED:
+                assert found.reason == "dcgm_refused"
+                assert re.search("nothing listens at elsewhere:5555", found.message)
                 return
-    raise AssertionError("the child ended without saying why")
+    raise AssertionError("the child ended without a reason")

@@ -1,4 +1,4 @@
-"""What is watched on what: each entity has what it can have, once, and profiling fields are with no others."""
+"""Watches: each entity has its possible fields, once, and profiling fields are in groups without others."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from exporter.model.fields import PROFILING
 
 LEVELS = st.sampled_from((abi.GPU, 2, abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE))
 BOARD = frozenset({1009, 1010, 1011, 1012})
-"""Fields of PCIe and NVLink: an instance has none, whatever level the engine reports for them."""
+"""Fields of PCIe and NVLink: an instance has none, at any level that the engine reports for them."""
 IDS = st.one_of(st.integers(90, 600), st.sampled_from((250, 251, 252, 1001, 1002, 1005, 1009, 1011, 1096)))
 
 

@@ -21,10 +21,10 @@ from gpu_simulator.truth import GpuTruth, MigTruth, NodeTruth
 INSTANT_SECONDS = 100.0
 STEPS = 9
 EVERYTHING = collectors_file.parse("\n".join(f"{row.legacy_name}, {row.kind.value}, x" for row in TABLE), "all.csv")
-"""Every field that has a name here, so that not only the default ones are compared."""
+"""Every field with a name here, so that the comparison exceeds the default ones."""
 
 NODES = [name for name in scenario.shipped() if name not in {"dra", "kai", "owners", "volcano-vgpu"}]
-"""Scenarios with devices of their own; the others differ from them in what the kubelet and the API report."""
+"""Scenarios with different devices; the others differ in the reports of kubelet and API only."""
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 
@@ -47,12 +47,12 @@ SPLIT_BY_PROCESSES = {
 }
 PROFILED = ("gpu_activity_ratio", "gpu_effective_ratio", "gpu_bottleneck")
 NOT_OF_DEVICES = ("gpu_exporter_", "gpu_pod_", "gpu_owner_", "gpu_ledger_", "gpu_unattributed_activity_ratio")
-"""Of the program, or follows from who held a device and whose processes were active on it."""
+"""Series of the program, or series that depend on the holders of a device and on the processes of these."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one source makes of a scenario at the instant."""
+    """Results of one source for a scenario at the instant."""
 
     series: Mapping[Series, float]
     reading: Reading
@@ -65,7 +65,7 @@ _SEEN: dict[tuple[str, str], Seen] = {}
 async def seen(name: str, source: str, directory: Path) -> Seen:
     if (name, source) not in _SEEN:
         (directory / source).mkdir()
-        # The first sample is at the start: slow fields are read at one and the same instant by both.
+        # The first sample is at the start: both sources read slow fields at the same instant.
         start = INSTANT_SECONDS - STEPS + 1
         loaded = scenario.load(name)
         async with pipeline(
@@ -86,7 +86,7 @@ async def seen(name: str, source: str, directory: Path) -> Seen:
 
 
 def before_hopper(truth: NodeTruth) -> frozenset[str]:
-    """UUIDs of what NVML has no engine counters of."""
+    """Return the UUIDs of devices without engine counters in NVML."""
     return frozenset(
         uuid
         for gpu in truth.gpus
@@ -96,7 +96,7 @@ def before_hopper(truth: NodeTruth) -> frozenset[str]:
 
 
 def shared_pods(truth: NodeTruth) -> frozenset[str]:
-    """Pods that have their device together with others, or may have to."""
+    """Return the pods that share their device, or may share it."""
     devices = [holder.device_uuid for holder in truth.holders]
     return frozenset(
         holder.pod
@@ -106,14 +106,14 @@ def shared_pods(truth: NodeTruth) -> frozenset[str]:
 
 
 def unexplained(one: Seen, other: Seen, reasons: Mapping[str, str]) -> Iterator[Series]:
-    """Series that only the first has, and for which no reason stands above."""
+    """Yield the series of the first source only, without a reason above."""
     blind, shared = before_hopper(one.truth), shared_pods(one.truth)
     for name, labels in sorted(one.series.keys() - other.series.keys(), key=str):
-        told = dict(labels)
-        device = told.get("uuid") or told.get("UUID")
+        found_labels = dict(labels)
+        device = found_labels.get("uuid") or found_labels.get("UUID")
         if name.startswith(NOT_OF_DEVICES) or name in reasons:
             continue
-        if name in SPLIT_BY_PROCESSES and told.get("pod") in shared:
+        if name in SPLIT_BY_PROCESSES and found_labels.get("pod") in shared:
             continue
         if device in blind and name.startswith((*PROFILED, "DCGM_FI_PROF_")):
             continue
@@ -121,7 +121,7 @@ def unexplained(one: Seen, other: Seen, reasons: Mapping[str, str]) -> Iterator[
 
 
 def different(one: Seen, other: Seen) -> list[tuple[Series, float, float]]:
-    """Series that both have with other values."""
+    """Return the series of both with different values."""
     return [
         (key, one.series[key], other.series[key])
         for key in sorted(one.series.keys() & other.series.keys(), key=str)
@@ -152,7 +152,7 @@ async def test_gpus_and_instances_have_the_same_identity_through_either_source(n
     assert [gpu.gpu for gpu in dcgm.reading.gpus] == [gpu.gpu for gpu in nvml.reading.gpus]
     assert [gpu.state for gpu in dcgm.reading.gpus] == [gpu.state for gpu in nvml.reading.gpus]
     for ours, theirs in zip(nvml.reading.gpus, dcgm.reading.gpus, strict=True):
-        # DCGM has the placement in a field of raw bytes only.
+        # DCGM has the placement only in a field of raw bytes.
         wanted = [replace(part.instance, placement_start=None) for part in ours.instances]
         assert [part.instance for part in theirs.instances] == wanted
 
@@ -208,12 +208,12 @@ def _of(source: Seen, name: str, uuid: str) -> list[tuple[Series, float]]:
 @pytest.mark.parametrize("name", NODES)
 async def test_dcgm_engine_activity_matches_the_scenario(name: str, tmp_path: Path) -> None:
     found = await seen(name, "dcgm", tmp_path)
-    told = {gpu.gpu.uuid: gpu.values for gpu in found.reading.gpus}
-    told |= {part.instance.uuid: part.values for gpu in found.reading.gpus for part in gpu.instances}
+    found_labels = {gpu.gpu.uuid: gpu.values for gpu in found.reading.gpus}
+    found_labels |= {part.instance.uuid: part.values for gpu in found.reading.gpus for part in gpu.instances}
     for one in means(name):
         wanted = one.gpu.overrides.get(Field.PROF_GR_ENGINE_ACTIVE) if one.device is one.gpu else None
         expected = one.engine if wanted is None else wanted
-        assert told[one.device.uuid][Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(expected, abs=1e-6)
+        assert found_labels[one.device.uuid][Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "source"), [("a100-mig", "auto"), ("demo", "dcgm")])
@@ -223,4 +223,4 @@ async def test_page_with_dcgm_matches_the_golden_file(name: str, source: str, tm
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     got, wanted = text.splitlines(), golden.read_text().splitlines()
-    assert got == wanted, "the page has changed; if that is meant: make golden, and look at the difference"
+    assert got == wanted, "the page has changed; after an intended change: make golden, and review the difference"

@@ -1,4 +1,4 @@
-"""The simulated host engine behaves as a real one of 4.6.0 was seen to, through the binding that the source has."""
+"""The simulated host engine behaves like a real one of 4.6.0, through the binding of the source."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ GPUS, INSTANCES = [(abi.GPU, 0), (abi.GPU, 1)], [(abi.GPU_INSTANCE, 8), (abi.COM
 
 @dataclass
 class Client:
-    """One connection, and what is asked of it."""
+    """One connection, and its queries."""
 
     library: libdcgm.Library
     handle: abi.Handle = field(default_factory=abi.Handle)
@@ -99,7 +99,7 @@ def _into(keep: Callable[[tuple[int, int, int], libdcgm.Record], object]) -> Cal
 
 @dataclass
 class Node:
-    """A scenario in virtual time, with faults put in by hand."""
+    """A scenario in virtual time, with faults set by a test."""
 
     text: str = HOPPER + PODS
     seconds: float = 100.0

@@ -1,4 +1,4 @@
-"""The DCGM source on a simulated host engine: who the devices are, what they do, and what is told when they go."""
+"""The DCGM source on a simulated host engine: identities of devices, their values, and reports of their loss."""
 
 import errno
 import logging
@@ -41,7 +41,7 @@ BUSY = load(engine=0.5, sm=0.25, dram=0.125, utilisation=0.75, pcie_tx_bytes_per
 
 
 def integral(load_now: object, seconds: float) -> object:
-    """What the load sums up to after so many seconds of it."""
+    """Return the integrals of a load after a number of seconds."""
     fields = type(load_now).__dataclass_fields__
     return replace(
         load_now, **{name: getattr(load_now, name) * seconds for name in fields if name != "memory_used_bytes"}
@@ -71,7 +71,7 @@ def test_devices_have_the_same_identity_as_through_nvml() -> None:
         assert [one.gpu for one in told.gpus] == [one.gpu for one in wanted.gpus]
         for ours, theirs in zip(told.gpus, wanted.gpus, strict=True):
             assert [one.instance for one in ours.instances] == [
-                # Where an instance lies on its GPU is nothing that DCGM tells.
+                # DCGM does not report the place of an instance on its GPU.
                 replace(one.instance, placement_start=None)
                 for one in theirs.instances
             ]
@@ -118,7 +118,7 @@ def test_instance_has_its_own_values_and_none_of_its_gpu() -> None:
         alone, *together = of(bench.opened()).instances
         own = {Field.FB_TOTAL, Field.FB_USED, Field.FB_FREE, Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_SM_ACTIVE}
         assert alone.values.keys() == own | {Field.PROF_DRAM_ACTIVE}
-        # Memory, and what moves in it, two of them have together.
+        # Two compute instances share their memory, and its traffic.
         assert [one.values.keys() for one in together] == [{Field.PROF_GR_ENGINE_ACTIVE, Field.PROF_SM_ACTIVE}] * 2
 
 
@@ -281,7 +281,7 @@ def test_lost_engine_is_one_error_and_its_gpus_are_read_again_on_return() -> Non
         with pytest.raises(SourceError) as refused:
             bench.source.open()
         assert refused.value.reason == "dcgm_refused"
-        assert bench.slept_seconds == 0, "a closed port was tried by the library, which takes its whole time for it"
+        assert bench.slept_seconds == 0, "the library tried a closed port, which takes its full timeout"
         bench.set(faults={})
         assert profiled(bench.opened()) == PROFILED
 
@@ -340,7 +340,7 @@ def opening(address: str) -> SourceError:
 
 @pytest.fixture
 def real_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The simulated library, and endpoints that are really tried."""
+    """Install the simulated library; endpoints are real."""
     with engine(busy()):
         monkeypatch.setattr(library.load(), "knock", None)
         yield

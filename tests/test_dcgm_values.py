@@ -1,4 +1,4 @@
-"""What a record of DCGM's is worth: a blank is no number, nor is what stopped moving; a number stays itself."""
+"""Validity of DCGM's records: a blank or a stopped value is absent; a number stays the same."""
 
 import ctypes
 import math
@@ -87,13 +87,13 @@ def test_invalid_utf_8_in_a_text_is_replaced() -> None:
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_ratio_is_clamped_to_0_and_1_and_the_clamping_is_reported(value: float) -> None:
-    told, clamped = ratio_in_range(ACTIVE, value)
+    ratio, clamped = ratio_in_range(ACTIVE, value)
     if value < -0.01:
-        assert (told, clamped) == (None, True), "a counter that began again is no idle device"
+        assert (ratio, clamped) == (None, True), "a restarted counter is not an idle device"
         return
-    assert told is not None
-    assert 0 <= told <= 1
-    assert clamped or abs(told - value) <= 2e-6
+    assert ratio is not None
+    assert 0 <= ratio <= 1
+    assert clamped or abs(ratio - value) <= 2e-6
     assert clamped == (value < -1e-6 or value > 1 + 1e-6)
 
 
@@ -103,7 +103,7 @@ def counted() -> list[str]:
 
 
 def at(moment: int) -> list[Record]:
-    """A temperature with this timestamp."""
+    """Return a temperature with this timestamp."""
     return [Record(TEMPERATURE, abi.INTEGER, 0, moment, 51)]
 
 
@@ -119,13 +119,13 @@ def test_frozen_value_expires_and_is_counted_once(counted: list[str]) -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=2**62), unique=True, min_size=1, max_size=20))
 def test_changing_value_is_valid_for_any_engine_clock(times: list[int]) -> None:
-    """Hours ahead, behind, or set back: another machine's clock is no measure."""
+    """Hours ahead, behind, or set back: the clock of another machine is no reference."""
     fresh = CurrentValues(1.0, pytest.fail)
     assert all(fresh.values(GPU, at(moment), 100.0 * index) for index, moment in enumerate(times))
 
 
 def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.FieldValueV1]":
-    """Records of (field id, type, value, time) as the library lays them."""
+    """Return records of (field id, type, value, time) in the library's layout."""
     array = (abi.FieldValueV1 * len(given_records))()
     for slot, (field_id, kind, value, at) in zip(array, given_records, strict=True):
         slot.version, slot.fieldId, slot.fieldType, slot.ts = abi.version_word(abi.FieldValueV1), field_id, kind, at
@@ -137,7 +137,7 @@ def records(*given_records: tuple[int, int, float, int]) -> "ctypes.Array[abi.Fi
 
 
 def delivered(call: Callable[[Callable[..., int]], int]) -> dict[tuple[int, int], dict[int, int | float | str]]:
-    """Values of what a call delivers."""
+    """Return the values in the delivery of a call."""
     code, found = Inbox().fetch(call)
     assert code == 0
     return {entity: CurrentValues(1.0, pytest.fail).values(entity, some, 0.0) for entity, some in found.items()}
@@ -183,7 +183,7 @@ def _profiling_ids() -> Iterator[int]:
 
 
 def test_every_profiling_field_is_classified_as_profiling() -> None:
-    """To read one of them at once would kill the engine for everybody."""
+    """A direct read of one of them would kill the engine for all its clients."""
     assert all(one in PROFILING for one in (*_profiling_ids(), 1013, 1040, 1076, 1096, 1532, 1533))
     assert not any(one in PROFILING for one in (150, 203, 250, 1200, 1523))
 

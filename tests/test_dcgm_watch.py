@@ -1,4 +1,4 @@
-"""What DCGM is asked to watch: one refused field costs no other, a dead watch is seen, an engine's return is quick."""
+"""DCGM's watches: one refused field affects no other, a dead watch is noticed, an engine's return is quick."""
 
 import itertools
 import logging
@@ -100,7 +100,7 @@ def test_devices_of_one_kind_share_watches() -> None:
     gpus = (*(gpu(index) for index in range(4)), partitioned(instance(7), instance(9), index=4), gpu(5, model=T4))
     with engine(*gpus) as bench:
         bench.opened()
-        # Of GPUs: fast, slow, profiled; of instances: fast, profiled; and the Xids of all.
+        # For GPUs: fast, slow, profiled; for instances: fast, profiled; and the Xids of all.
         assert dcgm.held() == {"connections": 1, "groups": 6, "field_groups": 6, "watches": 6}
 
 
@@ -172,7 +172,7 @@ def test_models_profiled_by_module_and_by_gpm_are_both_profiled() -> None:
 
 
 def test_slow_engine_is_not_treated_as_hanging() -> None:
-    """What is announced makes the parent wait: now and then on a slow engine, never while all is well."""
+    """Announcements make the parent wait: some on a slow engine, none while the engine is well."""
     announced: list[float] = []
     with engine(gpu(), gpu(1)) as bench:
         bench.source.announce = lambda: announced.append(bench.seconds)
@@ -192,7 +192,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Child:
-    """A source's child on the simulated libdcgm, and what it says."""
+    """A source's child on the simulated libdcgm, and its messages."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -207,7 +207,7 @@ class Child:
         return message
 
     def usage(self) -> tuple[int, int]:
-        """Resident bytes and open descriptors."""
+        """Return resident bytes and open descriptors."""
         proc = Path("/proc") / str(self.process.pid)
         pages = int((proc / "statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE"), sum(1 for _ in (proc / "fd").iterdir())
@@ -239,7 +239,7 @@ def test_field_with_a_dead_watch_is_absent_and_other_fields_are_not(libraries: P
         block.override(int(Field.GPU_TEMP), stub.FROZEN)
         until = time.monotonic() + 20
         while Field.GPU_TEMP in (reading := source.reading()).gpus[0].values:
-            assert time.monotonic() < until, "a value that does not move is still told"
+            assert time.monotonic() < until, "a stopped value is still reported"
         assert reading.gpus[0].values.keys() >= {Field.GPU_UTIL, Field.POWER_USAGE}
         assert reading.errors == {"dcgm_stale": 1}
 
@@ -299,7 +299,7 @@ def test_installed_library_that_matches_the_engine_is_used(tmp_path: Path) -> No
             reasons = set()
             while not isinstance(one := source.message(), Reading) or one.dcgm_version != release:
                 reasons.add(one.reason if isinstance(one, SourceStatus) else "")
-            assert "dcgm_version_mismatch" not in reasons, "it is no failure where the other library is installed"
+            assert "dcgm_version_mismatch" not in reasons, "with the other library installed there is no mismatch"
             assert block.engine.connections == 1
             host.kill()
         host.release = "5.0.0"
@@ -308,7 +308,7 @@ def test_installed_library_that_matches_the_engine_is_used(tmp_path: Path) -> No
         host.kill()
     reasons = {one.reason for one in told} - {""}
     assert reasons <= {"dcgm_version_mismatch", "dcgm_connection_lost", "dcgm_refused"}
-    assert [one.state for one in told].count(SourceState.FAILED) > 10, "it does not go back and forth"
+    assert [one.state for one in told].count(SourceState.FAILED) > 10, "the failed state stays"
 
 
 def test_dcgm_child_never_loads_nvml() -> None:

@@ -1,4 +1,4 @@
-"""Whatever parts pods of a scenario declare, together they never have more than the GPU."""
+"""For all declared parts, the pods of a scenario together never have more than the GPU."""
 
 from collections import defaultdict
 

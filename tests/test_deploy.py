@@ -1,4 +1,4 @@
-"""The kustomize folders are valid for the oldest and the newest Kubernetes that we support, and fit the program."""
+"""The kustomize folders are valid for the oldest and the newest supported Kubernetes, and fit the program."""
 
 import re
 import subprocess
@@ -32,9 +32,9 @@ from exporter.config import load_agent
 from exporter.service.settings import load_settings
 
 NEW = ("driver-dra",)
-"""What the oldest Kubernetes does not know, and says so in its first lines."""
+"""Overlays for newer versions only, as documented in their first lines."""
 UNPUBLISHED = {"SecurityContextConstraints"}
-"""OpenShift's own, of which nobody publishes a schema."""
+"""OpenShift's kinds, which have no published schema."""
 RIGHTS = {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
 FOLDER = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
@@ -198,7 +198,7 @@ def test_programs_accept_their_options(folder: Path, tmp_path: Path) -> None:
             assert settings.serving.listen.port == port["containerPort"]
             kept = settings.fleet.store
             assert kept
-        assert kept is None or kept.is_relative_to(tmp_path), "on a volume"
+        assert kept is None or kept.is_relative_to(tmp_path), "the path is on a volume"
 
 
 def test_agent_has_no_api_rights_and_no_capabilities() -> None:
@@ -274,7 +274,7 @@ def test_monitor_selects_the_pods_of_its_component_with_honor_labels(tmp_path: P
 
 
 def selected(monitor: Document, workload: Document, found: list[Document]) -> bool:
-    """Whether a monitor finds a workload's pods, through Services where it goes by them."""
+    """Return whether a monitor selects a workload's pods, directly or through Services."""
     wanted, pod = monitor["spec"]["selector"]["matchLabels"], workload["spec"]["template"]["metadata"]["labels"]
     if monitor["kind"] == "PodMonitor":
         return bool(wanted.items() <= pod.items())
@@ -292,9 +292,7 @@ def test_down_alerts_match_the_job_names_of_the_monitors() -> None:
     pattern = re.search(r'job=~"([^"]+)"', expr)
     assert pattern is not None
     assert re.fullmatch(pattern[1], "gpu-cost-exporter")
-    assert re.fullmatch(pattern[1], "gpu-cost/gpu-cost-exporter"), (
-        "of a PodMonitor that somebody wrote without relabeling"
-    )
+    assert re.fullmatch(pattern[1], "gpu-cost/gpu-cost-exporter"), "job of a PodMonitor without relabeling"
     assert not re.fullmatch(pattern[1], "gpu-cost-service")
     (expr,) = (rule["expr"] for rule in rules if rule.get("alert") == "GPUCostServiceDown")
     pattern = re.search(r'job=~"([^"]+)"', expr)
@@ -316,6 +314,6 @@ def test_dockerfile_copies_only_existing_and_allowed_files() -> None:
     ]
     assert copied
     for source in copied:
-        assert source in allowed, f"{source} is copied, and .dockerignore hides it"
+        assert source in allowed, f"{source} is copied, but .dockerignore excludes it"
         assert (ROOT / source).exists(), source
     assert "STOPSIGNAL SIGTERM" in dockerfile

@@ -58,7 +58,7 @@ def minor(number: int, gi: int | None = None, replica: int | None = None) -> Par
         ("k8s.amazonaws.com/vgpu", f"{GPU}-4", ParsedId(kind=IdKind.GPU, uuid=GPU, replica=4)),
         ("tencent.com/vcuda-core", "tencent.com/vcuda-core-12", NAMELESS),
         ("tencent.com/vcuda-memory", "tencent.com/vcuda-memory-268435456-3", NAMELESS),
-        # what looks like one of them and is not
+        # similar ids of no known form
         ("nvidia.com/gpu", "", UNKNOWN),
         ("nvidia.com/gpu", "0-17", UNKNOWN),
         ("nvidia.com/gpu", f"x{GPU}", UNKNOWN),
@@ -107,7 +107,7 @@ def test_spellings_of_one_mig_profile_compare_equal() -> None:
     assert comparable_profile("1g.10gb+me") == comparable_profile("1g10gb-me") == "1g10gbme"
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.text(), st.text())
 def test_arbitrary_text_does_not_fail(resource: str, device_id: str) -> None:
     assert parse(resource, device_id).kind in IdKind
@@ -117,7 +117,7 @@ def test_arbitrary_text_does_not_fail(resource: str, device_id: str) -> None:
 NEAR = st.from_regex(r"(GPU-|MIG-|MIG-GPU-|nvidia)[0-9a-f-]{0,40}(::|/gi|/vgpu|/|-_-|-)?[0-9]{0,12}")
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.sampled_from(["nvidia.com/gpu", "k8s.amazonaws.com/vgpu", "aliyun.com/gpu-mem"]), NEAR)
 def test_id_without_a_device_always_has_a_reason(resource: str, device_id: str) -> None:
     parsed = parse(resource, device_id)

@@ -1,4 +1,4 @@
-"""The program in contrib/digest: its figures are the ledger's, its forms are safe to send, a webhook gets it once."""
+"""The program in contrib/digest: its figures are those of the ledger, its forms are safe, a webhook gets it once."""
 
 import asyncio
 import io
@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], web.Response]
 
 
 def weeks(*, before: int = 7, after: Lines | None = None) -> FleetLedger:
-    """October's first 18 days; the last 7 are the week, and so many of the 7 before it were recorded."""
+    """Return October's first 18 days; the last 7 are the week, and ``before`` of the 7 before it were recorded."""
     usual: Lines = {
         owner("vision", "resnet", "core"): hours(active=40.0, idle=8.0, usd=192.0),
         owner("lab", "notebook", "research", cluster="east"): hours(active=2.0, idle=22.0, usd=96.0),
@@ -83,7 +83,7 @@ WEEK = week_of(start_of(MONDAY))
 
 
 def report(known: FleetLedger, window: Window, *by: Dimension) -> Document:
-    """The report of a week in the form in which the program reads it."""
+    """Return the report of a week in the form that the program reads."""
     chunks = tuple(chunk for chunk in known.chunks if window.meets(chunk.window))
     failures = tuple(failure for failure in known.failures if window.meets(failure.window))
     of_week = replace(known, window=window, chunks=chunks, failures=failures)
@@ -253,7 +253,7 @@ def test_every_format_matches_its_golden_file(form: str, make: Callable[[Digest]
     path = GOLDEN / f"digest.{form}"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(shown, encoding="utf-8")
-    assert shown == path.read_text(encoding="utf-8"), "if the change is meant: UPDATE_GOLDEN=1 pytest -k golden"
+    assert shown == path.read_text(encoding="utf-8"), "after an intended change: UPDATE_GOLDEN=1 pytest -k golden"
 
 
 def test_every_format_has_the_simulated_notice_and_the_cost() -> None:
@@ -323,7 +323,7 @@ def test_message_stays_within_slack_limits_for_long_names() -> None:
 
 @asynccontextmanager
 async def webhook(*answers: web.Response | None) -> AsyncIterator[tuple[str, list[object]]]:
-    """A webhook that answers so, one after the other, and what it was sent."""
+    """Run a webhook that gives these answers in turn; yield its address and the requests."""
     got: list[object] = []
 
     async def take(request: web.Request) -> web.StreamResponse:
@@ -411,7 +411,7 @@ def money_of(truth: FleetTruth, currency: str) -> float:
 
 @pytest.fixture(autouse=True, scope="module")
 def _installed() -> Iterator[None]:
-    """The program asks for `gpu-cost-exporter` by its name."""
+    """Install the program: it imports `gpu-cost-exporter` by its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         yield
@@ -419,7 +419,7 @@ def _installed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def asked(fleet_prometheus: FleetServer) -> str:
-    """The digest of a week as text, as Prometheus has it."""
+    """Return the digest of a week as text, from Prometheus."""
     output = io.StringIO()
     with redirect_stdout(output):
         assert digest.main(["--prometheus", fleet_prometheus.url, *WEEK_38]) == 0
@@ -428,7 +428,7 @@ def asked(fleet_prometheus: FleetServer) -> str:
 
 @pytest.fixture(scope="module")
 def store(fleet_prometheus: FleetServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The days of the week and of the one before it."""
+    """Return the days of the week and of the one before it."""
     path = tmp_path_factory.mktemp("store") / "days.sqlite"
     start = start_of(digest.parse_week("2026-W38", NOW))
 

@@ -1,4 +1,4 @@
-"""The doctor: each check says ok where all is well, and cause and fix where it is not."""
+"""The doctor: each check reports ok, or cause and fix."""
 
 import io
 import json
@@ -71,7 +71,7 @@ def healthy(index: int = 0, field: Field = Field.PROF_GR_ENGINE_ACTIVE) -> GpuRe
 
 
 def speaking(*messages: Reading | SourceStatus) -> list[str]:
-    """A child that says these lines and then waits."""
+    """Return a child that prints these lines and then waits."""
     lines = b"".join(wire.encode(message) for message in messages)
     return [sys.executable, "-c", SPEAK, lines.decode()]
 
@@ -210,7 +210,7 @@ def test_pod_logs_are_counted(tmp_path: Path) -> None:
 def test_node_lock_is_free_held_by_an_agent_or_unavailable(tmp_path: Path) -> None:
     config = settings(lock_dir=tmp_path / "run", node_name="n1")
     assert machine.writer_lock(config).level is Level.OK
-    assert not (tmp_path / "run").exists(), "the doctor makes nothing"
+    assert not (tmp_path / "run").exists(), "the doctor creates no files"
     agent = WriterLock(node="n1", directory=tmp_path / "run")
     assert agent.take()
     taken = machine.writer_lock(config)
@@ -341,7 +341,7 @@ def assert_reports_hardware_without_names(text: str, levels: dict[str, str]) -> 
     words = set(re.findall(r"[\w.-]+", text))
     assert not names & words
     assert not any(gpu.uuid in text for gpu in truth.gpus)
-    assert truth.gpus[0].uuid[:12] in text, "shortened, so that two GPUs are still two"
+    assert truth.gpus[0].uuid[:12] in text, "shortened UUIDs distinguish the two GPUs"
 
 
 def test_node_outside_kubernetes_has_no_kubelet_findings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,7 +370,7 @@ async def test_missing_driver_gives_no_owner_finding(tmp_path: Path) -> None:
     finally:
         await node.stop()
     assert (found["driver"].level, found["kubernetes API"].level) == (Level.FAIL, Level.OK)
-    assert "owners" not in found, "of the pods that hold GPUs none is known"
+    assert "owners" not in found, "the holders of the GPUs are unknown"
 
 
 def test_disabled_metadata_is_ok(capsys: pytest.CaptureFixture[str]) -> None:

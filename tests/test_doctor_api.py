@@ -1,4 +1,4 @@
-"""The doctor on the Kubernetes API: settings, way, rights, token, clock, and whose the GPU pods are."""
+"""The doctor on the Kubernetes API: settings, address, rights, token, clock, and owners of the GPU pods."""
 
 import asyncio
 import json
@@ -178,7 +178,7 @@ async def test_node_clock_skew_is_a_warning(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def refusing(kubeconfig: Path, refused: set[str]) -> AsyncIterator[None]:
-    """An API that lists pods and forbids what ends in one of the words, ``watch`` among them."""
+    """Serve an API that lists pods and forbids paths that end in one of the words, ``watch`` among them."""
 
     async def handle(request: web.Request) -> web.Response:
         if any(request.path.endswith(word) for word in refused) or ("watch" in refused and request.query.get("watch")):

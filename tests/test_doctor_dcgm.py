@@ -1,4 +1,4 @@
-"""The doctor on DCGM: library, engine, devices against NVML's, profiling, fields, and the hint where it is not used."""
+"""The doctor on DCGM: library, engine, devices against NVML's, profiling, fields, and the hint without DCGM."""
 
 import json
 import socket
@@ -267,18 +267,18 @@ async def test_dcgm_alone_has_no_nvml_findings(tmp_path: Path) -> None:
     assert "driver" not in found["activity"].cause
 
 
-def told(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code and findings of the doctor on a simulated node."""
+def findings_of(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Return exit code and findings of the doctor on a simulated node."""
     code = main(["doctor", "--format", "json", "--listen", "127.0.0.1:0", "--sample-interval", "200ms", *options])
     return code, {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
 
 
 def test_partitioned_a100_is_unmeasured_without_dcgm_and_measured_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    _, without = told(capsys, "--simulate", "a100-mig")
+    _, without = findings_of(capsys, "--simulate", "a100-mig")
     assert without["activity"]["level"] == "warn"
     assert "--dcgm-address HOST:5555" in without["activity"]["fix"]
     assert not [name for name in without if name.startswith("DCGM")]
-    code, beside = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost")
+    code, beside = findings_of(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost")
     assert {name: one["level"] for name, one in beside.items() if name.startswith("DCGM")} == {
         "DCGM engine": "ok",
         "DCGM devices": "ok",
@@ -290,14 +290,14 @@ def test_partitioned_a100_is_unmeasured_without_dcgm_and_measured_with_it(capsys
 def test_long_sample_interval_does_not_leave_the_doctor_without_activity(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost", "--sample-interval", "30s")
+    _, found = findings_of(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost", "--sample-interval", "30s")
     assert found["activity"]["cause"] == "engine counters on all 2 GPUs, on 2 of them by DCGM"
-    _, found = told(capsys, "--simulate", "capture-h100-mig", "--sample-interval", "30s")
+    _, found = findings_of(capsys, "--simulate", "capture-h100-mig", "--sample-interval", "30s")
     assert found["activity"]["level"] == "ok"
 
 
 def test_unsupported_dcgm_exporter_options_are_findings(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "--simulate", "a100-mig", "-d", "g+i", "--enable-pprof", "-k=true")
+    code, found = findings_of(capsys, "--simulate", "a100-mig", "-d", "g+i", "--enable-pprof", "-k=true")
     assert (code, found["options"]["level"]) == (0, "warn")
     assert found["options"]["cause"] == (
         "of dcgm-exporter, without an equivalent here, not used: -d (every GPU and instance is measured),"
@@ -306,15 +306,15 @@ def test_unsupported_dcgm_exporter_options_are_findings(capsys: pytest.CaptureFi
 
 
 def test_simulated_node_is_examined_through_dcgm_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "--simulate", "a100-mig", "--source", "dcgm")
+    code, found = findings_of(capsys, "--simulate", "a100-mig", "--source", "dcgm")
     assert (code, found["DCGM engine"]["level"], "driver" in found) == (0, "ok", False)
     assert found["activity"]["level"] == "ok"
     assert found["kubelet and driver"]["level"] == "ok"
 
 
 def test_simulated_engine_listens_only_at_its_address(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556")
+    code, found = findings_of(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556")
     assert (code, found["DCGM engine"]["level"]) == (0, "warn")
     assert "nothing listens at localhost:5556" in found["DCGM engine"]["cause"]
-    code, found = told(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556", "--source", "dcgm")
+    code, found = findings_of(capsys, "--simulate", "a100-mig", "--dcgm-address", "localhost:5556", "--source", "dcgm")
     assert (code, found["DCGM engine"]["level"]) == (1, "fail")

@@ -1,4 +1,4 @@
-"""The doctor beside a host engine that is a process: what it says of profiling, GPUs, fields, and of one that hangs."""
+"""The doctor with a host engine process: its findings on profiling, GPUs and fields, and on an engine that hangs."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _GPM = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "
 
 @dataclass(frozen=True)
 class Node:
-    """A node before Hopper: its driver has no GPM, so that engines are measured by DCGM or not at all."""
+    """A node before Hopper: its driver has no GPM, so that only DCGM can measure engines."""
 
     libraries: Path
     env: dict[str, str]
@@ -30,7 +30,7 @@ class Node:
     block: dcgm_stub.StubControl
 
     async def findings(self, address: str, **changes: object) -> dict[str, Finding]:
-        """What the doctor finds, by the names of the checks."""
+        """Return the doctor's findings, by the names of the checks."""
         config = load_agent({}, {}, check_paths=False)
         config = configured(
             config,
@@ -50,7 +50,7 @@ class Node:
         return {found.name: found for found in (await checks.examine(around)).findings}
 
     def engine(self) -> dcgm_stub.Engine:
-        """Its host engine."""
+        """Start the host engine of the node."""
         return dcgm_stub.Engine(self.libraries, self.control)
 
 

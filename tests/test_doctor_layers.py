@@ -1,4 +1,4 @@
-"""The doctor on layers: what bus, driver, NVML and kubelet count, and holders outside Kubernetes."""
+"""The doctor on layers: numbers of GPUs on the bus, in the driver, in NVML and the kubelet, and external holders."""
 
 import tempfile
 import time
@@ -80,7 +80,7 @@ def agreement(
     on_bus: int | None = None,
     in_driver: int | None = None,
 ) -> Finding:
-    """What a node says whose bus and driver have so many GPUs; ``None``: they do not tell."""
+    """Return the finding for a node with these numbers on the bus and in the driver; ``None``: unknown."""
     with tempfile.TemporaryDirectory() as folder:
         proc_root, sys_root = Path(folder, "proc"), Path(folder, "sys")
         for number in range(on_bus or 0):
@@ -121,7 +121,7 @@ def test_broken_driver_and_unloaded_driver_are_distinguished() -> None:
     missing = agreement(None, on_bus=8, in_driver=None)
     assert "no driver is loaded" in missing.cause
     nothing = agreement(None, on_bus=None, in_driver=None)
-    assert "0 GPUs" not in nothing.cause, "without NVML nobody has counted"
+    assert "0 GPUs" not in nothing.cause, "without NVML there is no number"
 
 
 def test_allocated_device_missing_from_the_driver_is_named() -> None:

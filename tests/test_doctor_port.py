@@ -1,4 +1,4 @@
-"""The doctor in a pod whose agent has TLS or passwords: it knows the agent on its port, and nobody else."""
+"""The doctor in a pod with an agent behind TLS or passwords: it accepts only the agent on the agent's port."""
 
 import socket
 import ssl
@@ -17,7 +17,7 @@ OURS, THEIRS = 'Basic realm="gpu-cost-exporter", charset="UTF-8"', 'Basic realm=
 
 
 class Server(HTTPServer):
-    """One that does not print what its clients do wrong."""
+    """A server that does not print the errors of its clients."""
 
     def handle_error(self, *_: object) -> None:
         pass
@@ -99,7 +99,7 @@ def test_other_program_with_tls_occupies_the_port(certificates: Certificates) ->
 
 def test_program_that_closes_the_connection_is_not_the_agent() -> None:
     def hang_up() -> None:
-        for _ in range(2):  # asked in plain and by TLS
+        for _ in range(2):  # requested in plain text and over TLS
             listener.accept()[0].close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

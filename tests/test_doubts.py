@@ -1,4 +1,4 @@
-"""What cannot be told of one pod leaves in doubt the GPUs that it can concern, and no others."""
+"""An unknown pod puts only those GPUs in doubt that it may hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ WAITING = Evidence(reads_claims=True)
 def states(
     attribution: Attribution, gpus: Sequence[Gpu] = GPUS, instances: Sequence[MigInstance] = INSTANCES
 ) -> dict[str, AllocationState]:
-    """State of every device, instances under the numbers of their GPUs' UUIDs as the driver has them."""
+    """Return the state of every device, with the driver's instances below their GPUs."""
     devices = [device.uuid for one in read(gpus, instances) for device in one.devices]
     return {uuid: attribution.allocation(uuid) for uuid in devices}
 

@@ -1,4 +1,4 @@
-"""ResourceSlices and claims in every shape that a cluster may have."""
+"""ResourceSlices and claims in every possible form."""
 
 from dataclasses import replace
 from typing import Any

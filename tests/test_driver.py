@@ -1,4 +1,4 @@
-"""The simulated driver through the real binding: values are the truth, and errors are the driver's."""
+"""The simulated driver through the real binding: values are the truth, and errors are those of a driver."""
 
 import ctypes
 from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_uninstall_restores_the_binding() -> None:
 
 
 def _mig_handles(parent: object) -> dict[int, object]:
-    """Handle per index, holes left out."""
+    """Return the handle per index, without holes."""
     found = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
         try:
@@ -240,7 +240,7 @@ def _request(old: object, new: object, *metrics: int) -> object:
 
 
 def _values(old: object, new: object, *metrics: int) -> list[float | int]:
-    """Value per metric, or the negative return code."""
+    """Return the value per metric, or the negative return code."""
     answer = pynvml.nvmlGpmMetricsGet(_request(old, new, *metrics))
     return [m.value if m.nvmlReturn == 0 else -m.nvmlReturn for m in answer.metrics[: len(metrics)]]
 
@@ -275,7 +275,7 @@ def test_gpm_metric_is_the_mean_between_two_samples(before: Load, after: Load, s
 
 
 def test_sample_has_time_and_load_of_the_same_instant() -> None:
-    """A process that gets no time between two steps of a call finds another truth at each of them."""
+    """A process without CPU time between two steps of a call finds another truth at each of them."""
     with simulated(gpu(0)) as node:
 
         def moved() -> object:

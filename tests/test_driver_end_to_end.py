@@ -1,4 +1,4 @@
-"""The NVML source over the simulated driver: what it reads is the truth."""
+"""The NVML source over the simulated driver: its readings are the truth."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ _DRIVER_FAULTS = (Fault.DRIVER_UNLOADED, Fault.LIBRARY_MISMATCH, Fault.LIBRARY_M
 
 @contextmanager
 def _running(*gpus: GpuTruth) -> Iterator[tuple[Node, Callable[[float], Reading]]]:
-    """A node by hand and how to take a reading of it some seconds after the start."""
+    """Return a manual node and a function that reads it some seconds after the start."""
     node = Node(NodeTruth(at_seconds=_START, node="simulated", driver_version="590.48.01", gpus=gpus))
     driver.install(lambda: node.truth, cache_seconds=0.0, epoch_seconds=_EPOCH)
     source = NvmlSource(_ALL)
@@ -55,7 +55,7 @@ def _of(reading: Reading, index: int = 0) -> GpuReading:
 
 
 def _expected(truth: GpuTruth, driver_version: str = "590.48.01") -> dict[Field, int | float]:
-    """What a source should tell of a whole GPU: the truth, as whole as NVML's units let it be."""
+    """Return the expected values of a whole GPU: the truth, within the resolution of NVML's units."""
     expected = {}
     for field in Field:
         value = read(truth, field)
@@ -237,14 +237,14 @@ def test_readings_of_every_shipped_scenario_match_its_truth(name: str) -> None:
         finally:
             source.close()
             driver.uninstall()
-        for told in reading.gpus:
-            gpu_truth = next(one for one in truth.gpus if one.uuid == told.gpu.uuid)
+        for found in reading.gpus:
+            gpu_truth = next(one for one in truth.gpus if one.uuid == found.gpu.uuid)
             if gpu_truth.fault is not None:
                 continue
             expected = _expected(gpu_truth, truth.driver_version)
-            assert told.values == pytest.approx(expected), f"{name} at {seconds} s: GPU {told.gpu.index}"
-            assert {one.instance.uuid: one.instance.profile for one in told.instances} == {
+            assert found.values == pytest.approx(expected), f"{name} at {seconds} s: GPU {found.gpu.index}"
+            assert {one.instance.uuid: one.instance.profile for one in found.instances} == {
                 one.uuid: one.profile for one in gpu_truth.instances
             }
             pids = [one.pid for one in gpu_truth.processes]
-            assert gpu_truth.mig_enabled or sorted(one.pid for one in told.processes or ()) == sorted(pids)
+            assert gpu_truth.mig_enabled or sorted(one.pid for one in found.processes or ()) == sorted(pids)

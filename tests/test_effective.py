@@ -1,4 +1,4 @@
-"""How near a device is to the limits of its hardware: recorded and published profiles, and when nothing can be told."""
+"""Distance of a device to the limits of its hardware: recorded and published profiles, and unknown cases."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,14 +38,14 @@ BOARD = MappingProxyType(
 )
 CODECS = MappingProxyType({Field.DEC_UTIL: 0, Field.JPG_UTIL: 0, Field.OFA_UTIL: 0})
 QUIET = MappingProxyType({**dict.fromkeys((*PIPES, DRAM), 0.0), **dict.fromkeys(LINKS, 0), **CODECS, **BOARD})
-"""An H100 that does nothing, with every resource of it measured."""
+"""An idle H100 with every resource measured."""
 MIB = 1 << 20
 A100, L40S, GH200 = "NVIDIA A100-SXM4-80GB", "NVIDIA L40S", "NVIDIA GH200 480GB"
 Values = Mapping[Field, int | float]
 
 
 def judged(values: Values, judge: ActivityJudge | None = None, **changes: object) -> Activity | None:
-    """Return the judge's activity of one sample of an H100."""
+    """Return the judged activity of one sample of an H100."""
     facts: dict[str, object] = {"uuid": "GPU-0", "at_seconds": 1.0, "model": H100, "process_count": 1} | changes
     return (judge or ActivityJudge()).judge(Observation(values={**QUIET, **values}, **facts), idle_below=0.05).activity
 
@@ -74,8 +74,8 @@ def profile(values: Values, **changes: object) -> ResourceProfile | None:
         ("tiny kernels", {ENGINE: 0.413, RECEIVED: 262 * MIB}, "starved", 0.0044, None),
         ("small gemm", {ENGINE: 0.399, TENSOR: 0.023, RECEIVED: 276 * MIB}, "starved", 0.023, None),
         ("training with sleeps", {ENGINE: 0.089, TENSOR: 0.028, DRAM: 0.045}, "starved", 0.045, None),
-        # Published: training on 8 H100 (guilbaults/slurm-job-exporter#30), and what KempnerPulse's table of classes
-        # gives for a saturated GEMM, memory-bound work, and a GPU that is busy with few SMs.
+        # Published: training on 8 H100 (guilbaults/slurm-job-exporter#30), and values of KempnerPulse's classes for a
+        # saturated GEMM, memory-bound work, and a GPU that is busy with few SMs.
         (
             "training",
             {ENGINE: 0.95, TENSOR: 0.279, DRAM: 0.214, FP32: 0.054, RECEIVED: 873_509_672, NVLINK_SENT: 4_991_556_833},
@@ -103,7 +103,7 @@ def test_profile_has_the_class_of_its_work_and_an_upper_bound_of_its_use(
 @pytest.mark.parametrize("missing", [*PIPES, DRAM, *LINKS, *BOARD.keys() - {Field.PCIE_MAX_LINK_GEN}])
 def test_device_is_unprofiled_without_one_of_its_resources(missing: Field) -> None:
     values = {field: value for field, value in {**QUIET, ENGINE: 0.9, TENSOR: 0.5}.items() if field is not missing}
-    if missing is Field.PCIE_LINK_GEN:  # the highest generation of GPU and slot is an upper bound as good
+    if missing is Field.PCIE_LINK_GEN:  # the highest generation of GPU and slot is an equally good upper bound
         del values[Field.PCIE_MAX_LINK_GEN]
     sample = Observation(uuid="GPU-0", at_seconds=1.0, model=H100, values=values, process_count=1)
     activity = ActivityJudge().judge(sample, idle_below=0.05).activity
@@ -127,7 +127,7 @@ def test_required_counters_differ_by_model() -> None:
     assert of(GH200, whole) is None
     assert of(GH200, {**whole, **c2c}) == ResourceProfile((0.0, 0.0, 0.5, 0.0), Bottleneck.TRANSFER)
     unknown_limit = {**whole, NVLINK_SENT: 1e9}
-    assert of(H100, {**whole, TENSOR: 0.5, Field.SM_CLOCK: 0}) is None, "no clock, though a pipe is active"
+    assert of(H100, {**whole, TENSOR: 0.5, Field.SM_CLOCK: 0}) is None, "a pipe is active without a clock"
     assert (of("NVIDIA X900", whole) is None, of("NVIDIA X900", unknown_limit)) == (False, None)
     assert of("NVIDIA X900", {**whole, **c2c}) is None, "C2C with an unknown limit"
     assert (of("Tesla V100S-PCIE-32GB", without_links), of("NVIDIA GeForce RTX 4090", without_links)) == (half, half)
@@ -138,7 +138,7 @@ def test_device_with_an_unmeasured_resource_is_unprofiled() -> None:
     busy = {ENGINE: 0.9, TENSOR: 0.5}
     assert profile(busy) is not None
     assert profile(busy, draws=True) is None, "a process with a graphics context"
-    assert profile(busy, level=DeviceLevel.PARTITIONED_GPU) is None, "its instances have profiles of their own"
+    assert profile(busy, level=DeviceLevel.PARTITIONED_GPU) is None, "its instances have separate profiles"
     unmeasured = {field: value for field, value in QUIET.items() if field is not Field.DEC_UTIL}
     sample = Observation(
         uuid="GPU-0", at_seconds=1.0, model=H100, values={**unmeasured, **busy}, from_dcgm=frozenset({DRAM})
@@ -182,7 +182,7 @@ def test_instance_is_profiled_with_the_links_and_clocks_of_its_gpu() -> None:
     links = {SENT: 0, RECEIVED: 6.3008e9}
     found = of({**own, Field.PROF_SM_ACTIVE: 0.6}, {**BOARD, **links, Field.SM_CLOCK: 990})
     assert found == ResourceProfile((0.25, 0.1, pytest.approx(0.1, rel=1e-4), 0.0), Bottleneck.COMPUTE, sm_ratio=0.6)
-    assert of(own, BOARD) is None, "the driver keeps the GPU's transfer counters from this agent"
+    assert of(own, BOARD) is None, "the driver refuses this agent the GPU's transfer counters"
     part = {field: value for field, value in own.items() if field is not DRAM}
     assert of(part, {**BOARD, **links}) is None, "a part of an instance has no memory counter"
 
@@ -221,7 +221,9 @@ def test_pcie_use_is_relative_to_the_negotiated_link() -> None:
     assert pcie_use({**BOARD, **copy, Field.PCIE_LINK_WIDTH: 8}) == pytest.approx(1.871, abs=1e-3)
     slow = {**BOARD, SENT: 0, RECEIVED: 2e9, Field.PCIE_LINK_GEN: 1}
     assert pcie_use(slow) == pytest.approx(0.5)
-    assert pcie_use({**slow, RECEIVED: 40e9}) == pytest.approx(0.635, abs=1e-3), "the link woke up since it was read"
+    assert pcie_use({**slow, RECEIVED: 40e9}) == pytest.approx(0.635, abs=1e-3), (
+        "the link became active after its reading"
+    )
     assert pcie_use({SENT: 0, RECEIVED: 0}) is None
     assert pcie_use(BOARD) is None
 
@@ -256,7 +258,7 @@ def test_effective_part_is_never_more_than_the_activity(
 KINDS = {"training": 0.52, "gemm": 0.94, "decode": 0.75, "starved": 0.06}
 """Effective part of an activity of 1 at the highest clock, from the workloads' own factors."""
 CLOCK = 990
-"""Of the GPU with the GEMM: half of the highest."""
+"""Clock of the GPU with the GEMM: half of the highest."""
 
 
 def node_of(model: str, *, sharing: str = "", dcgm: str = "", faults: str = "") -> scenario.Scenario:
@@ -304,7 +306,7 @@ async def test_ledger_has_the_true_effective_time(model: str, source: str, tmp_p
         part = 0.47 if kind == "gemm" and model == "h100" else factor * CLOCK / highest if kind == "gemm" else factor
         seconds = found[kind]
         profiled = seconds.profiled
-        assert profiled > 25 * 0.5, "but for the first samples"
+        assert profiled > 25 * 0.5, "except the first samples"
         assert seconds.effective == pytest.approx(part * profiled, rel=1e-9)
         assert seconds.active == pytest.approx(0.5 * (seconds.active + seconds.idle), rel=1e-9)
     assert found["transcode"].ineffective == pytest.approx(0.0, abs=1e-9)

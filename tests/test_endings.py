@@ -1,4 +1,4 @@
-"""Which pods have left the API though the kubelet lists them."""
+"""Pods that have left the API while the kubelet still lists them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Energy of a GPU: what was used, and whose it was."""
+"""Energy of a GPU: amount and owner."""
 
 import pytest
 from hypothesis import given

@@ -17,8 +17,8 @@ from gpu_simulator import scenario
 IDLE, POWER_CAP, SW_THERMAL = 0x1, 0x4, 0x20
 
 
-def tell(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, str], ...] = ()) -> None:
-    """A reading with one GPU per mask, called "0", "1", ...; the Xids are (code, device)."""
+def observed(log: EventLog, at: float, *masks: int | None, xids: tuple[tuple[int, str], ...] = ()) -> None:
+    """Make a reading with one GPU per mask, called "0", "1", ...; the Xids are (code, device)."""
     gpus = tuple(
         GpuReading(
             gpu=Gpu(uuid=str(index), index=index, minor=index, model="H100", pci_bus_id=""),
@@ -43,21 +43,21 @@ def began(log: EventLog, now: float, uuid: str = "0") -> dict[str, int]:
 def test_clock_event_is_counted_once_when_it_begins() -> None:
     log = EventLog()
     for second, mask in enumerate([0, POWER_CAP, POWER_CAP, 0, POWER_CAP | SW_THERMAL, SW_THERMAL]):
-        tell(log, second, mask)
+        observed(log, second, mask)
     assert began(log, 6.0) == {"power_cap": 2, "sw_thermal": 1}
 
 
 def test_clock_event_active_at_the_first_reading_is_not_counted() -> None:
     log = EventLog()
-    tell(log, 0.0, IDLE)
+    observed(log, 0.0, IDLE)
     assert log.by_device(0.0)["0"].clock_events == dict.fromkeys(CLOCK_EVENTS, 0)
 
 
 def test_gpu_without_clock_reasons_has_no_count_and_continues_on_return() -> None:
     log = EventLog()
-    tell(log, 0.0, POWER_CAP, None)
-    tell(log, 1.0, None, None)
-    tell(log, 2.0, POWER_CAP | IDLE, None)
+    observed(log, 0.0, POWER_CAP, None)
+    observed(log, 1.0, None, None)
+    observed(log, 2.0, POWER_CAP | IDLE, None)
     assert began(log, 2.0) == {"gpu_idle": 1}
     assert "1" not in log.by_device(2.0)
 
@@ -65,34 +65,34 @@ def test_gpu_without_clock_reasons_has_no_count_and_continues_on_return() -> Non
 def test_clock_event_window_counts_readings_and_drops_old_ones() -> None:
     log = keeping()
     for second in range(30):
-        tell(log, second, POWER_CAP if second < 10 else SW_THERMAL)
+        observed(log, second, POWER_CAP if second < 10 else SW_THERMAL)
     assert log.by_device(30.0)["0"].recent_clock_events == {"power_cap": 10, "sw_thermal": 20}
     assert log.by_device(66.0)["0"].recent_clock_events == {"power_cap": 3, "sw_thermal": 20}
-    assert log.by_device(89.5)["0"].recent_clock_events is None, "nothing was read in the last minute"
-    assert began(log, 300.0) == {"sw_thermal": 1}, "the counter does not forget"
+    assert log.by_device(89.5)["0"].recent_clock_events is None, "there is no reading in the last minute"
+    assert began(log, 300.0) == {"sw_thermal": 1}, "the counter keeps its value"
 
 
 def test_window_without_events_is_empty_and_not_unknown() -> None:
     log = keeping()
-    tell(log, 0.0, 0)
+    observed(log, 0.0, 0)
     assert log.by_device(1.0)["0"].recent_clock_events == {}
 
 
 def test_xids_are_counted_per_device_and_expire_from_the_window() -> None:
     log = keeping()
-    tell(log, 10.0, 0, xids=((31, "0"), (31, "0"), (43, "MIG-1")))
-    tell(log, 200.0, 0, xids=((31, "0"),))
-    told = log.by_device(200.0)
-    assert (told["0"].recent_xids, told["MIG-1"].recent_xids) == ({31: 3}, {43: 1})
-    told = log.by_device(310.0)
-    assert (told["0"].recent_xids, "MIG-1" in told) == ({31: 1}, False)
+    observed(log, 10.0, 0, xids=((31, "0"), (31, "0"), (43, "MIG-1")))
+    observed(log, 200.0, 0, xids=((31, "0"),))
+    history = log.by_device(200.0)
+    assert (history["0"].recent_xids, history["MIG-1"].recent_xids) == ({31: 3}, {43: 1})
+    history = log.by_device(310.0)
+    assert (history["0"].recent_xids, "MIG-1" in history) == ({31: 1}, False)
 
 
 def test_event_log_keeps_no_window_by_default() -> None:
     log = EventLog()
-    tell(log, 0.0, POWER_CAP, xids=((31, "0"),))
-    told = log.by_device(1.0)["0"]
-    assert (told.recent_xids, told.recent_clock_events) == ({}, None)
+    observed(log, 0.0, POWER_CAP, xids=((31, "0"),))
+    history = log.by_device(1.0)["0"]
+    assert (history.recent_xids, history.recent_clock_events) == ({}, None)
 
 
 def test_event_storm_does_not_grow_a_window() -> None:
@@ -132,12 +132,12 @@ def test_event_earlier_than_the_last_one_is_counted() -> None:
 
 
 def heat(log: EventLog, at: float, *, seconds: float | None = None, mask: int | None = None) -> float | None:
-    """The ratio after a reading of one GPU; ``seconds`` is the driver's own clock of throttling."""
-    told = {
+    """Return the ratio after a reading of one GPU; ``seconds`` is the driver's counter of throttling."""
+    history = {
         Field.THERMAL_VIOLATION: None if seconds is None else seconds * 1e9,
         Field.CLOCK_THROTTLE_REASONS: mask,
     }
-    values = {name: value for name, value in told.items() if value is not None}
+    values = {name: value for name, value in history.items() if value is not None}
     gpu = Gpu(uuid="0", index=0, minor=0, model="H100", pci_bus_id="")
     reading = GpuReading(gpu=gpu, values=values)
     log.add(Reading(source="nvml", taken_at_seconds=1e9, duration_seconds=0.1, gpus=(reading,)), [], at)
@@ -146,7 +146,7 @@ def heat(log: EventLog, at: float, *, seconds: float | None = None, mask: int | 
 
 def test_thermal_counter_of_the_driver_takes_precedence_over_its_flags() -> None:
     log = EventLog()
-    assert heat(log, 0.0, seconds=1000.0, mask=SW_THERMAL) is None, "one reading tells nothing of the time before"
+    assert heat(log, 0.0, seconds=1000.0, mask=SW_THERMAL) is None, "one reading covers no time"
     for second in range(1, 600):
         ratio = heat(log, second, seconds=1000.0 + second / 4, mask=SW_THERMAL)
     assert ratio == pytest.approx(0.25, abs=1e-3)
@@ -184,8 +184,8 @@ faults: [{kind: gpu_lost, gpu: 1, from: 30}]
 """
 
 
-def told(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
-    """When the history of the API ends, in seconds of the scenario, and the activity of each device."""
+def history(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
+    """Return the end of the API's history, in seconds of the scenario, and the activity of each device."""
     document: dict[str, Any] = json.loads(node_api.device_document(snapshot).plain)
     ends = document["history"]["ends_at_seconds"]
     assert document["history"]["step_seconds"] == 10
@@ -195,16 +195,16 @@ def told(snapshot: Snapshot) -> tuple[float | None, list[list[float | None]]]:
 async def test_device_history_has_gaps_for_unmeasured_time(tmp_path: Path) -> None:
     (tmp_path / "past.yaml").write_text(PAST)
     async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path) as node:
-        assert told(await node.step(1.0)) == (None, [[], []])
-        ends, (train, free) = told(await node.until(69.5, steps=69))
+        assert history(await node.step(1.0)) == (None, [[], []])
+        ends, (train, free) = history(await node.until(69.5, steps=69))
         assert ends == pytest.approx(60.0)
         assert train == [pytest.approx(one, abs=0.2) for one in (1.0, 1.0, 1.0, 1.0, 1.0, 0.0)]
         assert free[:2] == [0.0, 0.0]
         assert free[-2:] == [None, None], "a lost GPU is not idle"
-        ends, (train, free) = told(await node.step(125.0))
+        ends, (train, free) = history(await node.step(125.0))
         assert ends == pytest.approx(120.0)
         assert (len(train), len(free)) == (12, 12)
-        assert train[6:] == [0.0, *[None] * 5], "of the time before 70 s some was measured"
+        assert train[6:] == [0.0, *[None] * 5], "a part of the time before 70 s was measured"
 
 
 async def test_device_history_ends_with_a_gap_if_unmeasured_and_spans_15_minutes(tmp_path: Path) -> None:
@@ -213,12 +213,12 @@ async def test_device_history_ends_with_a_gap_if_unmeasured_and_spans_15_minutes
     async with pipeline(scenario.load(str(tmp_path / "past.yaml")), tmp_path, agent=slow) as node:
         for seconds in range(5, 1205, 30):
             shown = await node.step(seconds)
-        ends, (train, _) = told(shown)
+        ends, (train, _) = history(shown)
         assert ends == pytest.approx(1170.0)
         assert len(train) == 90
         assert None not in train, "a sample is the mean since the one before it"
         dark = node.node.tick(EPOCH_SECONDS + 1305.0, 1305.0)
-        ends, (train, _) = told(dark)
+        ends, (train, _) = history(dark)
         assert ends == pytest.approx(1300.0)
         assert train[-13:-11] != [None, None]
         assert train[-11:] == [None] * 11

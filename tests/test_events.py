@@ -1,4 +1,4 @@
-"""Xids and MIG changes, taken from the driver with each sample."""
+"""Xids and MIG changes, read from the driver with each sample."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,12 +23,12 @@ class Running:
         self.source = NvmlSource(frozenset(Field), retry_seconds=0.0)
 
     def after(self, *gpus: GpuTruth) -> Reading:
-        """Sample a second later; with these GPUs, if any."""
+        """Sample a second later, with these GPUs if any."""
         self.node.set(*gpus, at=self.node.truth.at_seconds + 1)
         return self.source.sample(self.node.truth.at_seconds)
 
     def instance_values(self, *gpus: GpuTruth) -> Mapping[Field, int | float]:
-        """Values of the first instance in a new sample."""
+        """Return the values of the first instance in a new sample."""
         return self.after(*gpus).gpus[0].instances[0].values
 
 
@@ -98,7 +98,7 @@ def test_mig_event_triggers_an_early_layout_reading() -> None:
 
 
 def test_recreated_mig_instance_has_no_mean_across_its_recreation() -> None:
-    """Its decoder was busy in both; the difference of the counters is next to nothing."""
+    """Its decoder was busy before and after; the difference of the counters is near 0."""
     before, after = (partitioned(instance(1, load_integral=load(decode=seconds))) for seconds in (50.0, 50.01))
     with running(before) as node:
         assert DECODERS[0] in node.instance_values()
@@ -136,7 +136,7 @@ def test_driver_without_events_is_counted_and_all_else_is_read() -> None:
 
 @contextmanager
 def watched(*gpus: GpuTruth) -> Iterator[tuple[Node, Events, Counter[str]]]:
-    """Events of these GPUs, and what they count."""
+    """Watch these GPUs; yield their events and the error counts."""
     with simulated(*gpus) as node:
         errors: Counter[str] = Counter()
         events = Events(lambda reason: errors.update([reason]))
@@ -147,7 +147,7 @@ def watched(*gpus: GpuTruth) -> Iterator[tuple[Node, Events, Counter[str]]]:
 
 
 def codes(events: Events, now: float) -> list[tuple[str, int]]:
-    """The new Xids as (GPU, code)."""
+    """Return the new Xids as (GPU, code)."""
     events.drain(now)
     found, events.xids = events.xids, []
     return [(event.uuid, event.xid) for event in found]
@@ -174,7 +174,7 @@ def test_failed_event_registration_is_retried_without_lost_or_repeated_events() 
         assert errors == {"events_unavailable": 1}
         node.change(0, xids=((100.5, 48), (101.5, 31)))
         assert codes(events, 11.0) == [(first, 31)]
-        assert errors == {"events_unavailable": 2}, "it failed again, and the set is as it was"
+        assert errors == {"events_unavailable": 2}, "it failed again, and the set is unchanged"
         simulated_driver.clear_failures()
         assert codes(events, 22.0) == []
         node.change(1, xids=((100.5, 79), (102.5, 95)))

@@ -1,4 +1,4 @@
-"""Whatever kubelet and API say, sample by sample: every GPU-second is somebody's who may have it, and counted once."""
+"""For all reports of kubelet and API: every GPU-second has a possible owner, and counts once."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -112,7 +112,7 @@ def test_long_values_are_truncated_and_stay_distinct() -> None:
     assert one != two
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.dictionaries(st.one_of(ANY_TEXT, LIKELY_TO_CLASH), ANY_TEXT, max_size=20))
 def test_arbitrary_labels_give_valid_unique_names(labels: dict[str, str]) -> None:
     shown = exported_of(labels, labels, tuple(labels), tuple(labels))

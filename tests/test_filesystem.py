@@ -127,7 +127,7 @@ def test_foreign_directory_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_log_directory_exists_before_the_process(tmp_path: Path) -> None:
-    """Or whoever looks in between would find a process of a pod that is not on this node."""
+    """Otherwise a reader in between would find a process of a pod that is not on this node."""
     proc, pods = tmp_path / "proc", tmp_path / "pods"
     proc.mkdir()
     write_filesystem(dataclasses.replace(load("demo").at(0.0), gpus=(), holders=(), pods=()), proc, pods)

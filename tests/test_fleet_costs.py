@@ -1,4 +1,4 @@
-"""The report of a fleet: every line where it belongs, nothing lost, and how far it can be trusted."""
+"""The report of a fleet: every line in its place, nothing lost, and its coverage."""
 
 from dataclasses import replace
 from typing import get_args

@@ -1,4 +1,4 @@
-"""The fleet's ledger from real servers over a backfilled fleet: it is the truth, or it tells what is missing."""
+"""The fleet's ledger from real servers over a backfilled fleet: it is the truth, or it reports the missing parts."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ from gpu_simulator.fleet_plan import FleetPlan
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "pool")
 ENGINES = pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
 DAY = 1_789_862_400
-COST = queries.COST.series("workload")
 """2026-09-20, the last whole day of the small fleet."""
+COST = queries.COST.series("workload")
 
 
 async def read(
@@ -44,7 +44,7 @@ async def read(
     progress: Progress = unseen,
     **settings: object,
 ) -> FleetLedger:
-    """A reading with a client of its own, which never waits between attempts."""
+    """Read with a new client, which never waits between attempts."""
 
     async def sleep(_: float) -> None:
         return None
@@ -72,7 +72,7 @@ def totals(figures: Figures) -> Totals:
 
 
 def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
-    """Lines of all chunks, by some of their fields."""
+    """Sum the lines of all chunks by some of their fields."""
     found: dict[tuple[str, ...], Totals] = {}
     for chunk in ledger.chunks:
         for key, figures in chunk.lines.items():
@@ -82,7 +82,7 @@ def summed(ledger: FleetLedger, *fields: str) -> dict[tuple[str, ...], Totals]:
 
 
 def numbers(total: Totals) -> dict[str, float]:
-    """Every number of a total that is not 0."""
+    """Return every number of a total that is not 0."""
     money = {f"{currency} {name}": amount for currency, one in total.money.items() for name, amount in one}
     plain = {"unpriced": total.unpriced_seconds, "energy": total.energy_joules}
     return {name: value for name, value in {**dict(total.seconds), **plain, **money}.items() if value}
@@ -95,8 +95,8 @@ def assert_same(found: dict[tuple[str, ...], Totals], true: dict[tuple[str, ...]
         assert numbers(found[key]) == pytest.approx(numbers(total), rel=1e-9, abs=1e-6), key
 
 
-def apart(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
-    """The truth by some fields, in which kinds of known owners were summed away."""
+def with_owners_summed(truth: FleetTruth, *names: str) -> dict[tuple[str, ...], Totals]:
+    """Return the truth by some fields, with the kinds of known owners added up."""
     found: dict[tuple[str, ...], Totals] = {}
     for (kind, *rest), total in truth.total("kind", *names).items():
         place = (kind if kind in {"Unallocated", "Unattributed"} else "", *rest)
@@ -141,7 +141,7 @@ async def test_sums_by_a_few_dimensions_match_the_truth(
 ) -> None:
     server: FleetServer = request.getfixturevalue(engine)
     ledger = await read(server.url, whole(server.plan), *dimensions, by_day=by_day)
-    assert_same(summed(ledger, "kind", *names), apart(fleet_truth, *names))
+    assert_same(summed(ledger, "kind", *names), with_owners_summed(fleet_truth, *names))
     assert len(ledger.chunks) == (41 if by_day else 2)
     gaps = "2026-08-25 (2), 2026-08-26 (1)" if by_day else "within 2026-08-12 to 2026-09-12 (3)"
     for cluster in ("alpha", "beta"):
@@ -212,7 +212,7 @@ async def test_fleet_behind_a_faulty_proxy_gives_the_same_ledger(
         )
     assert not ledger.failures
     assert set(proxy.faults_sent) == {"", *proxy.faults}
-    assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
+    assert_same(summed(ledger, "kind", "namespace"), with_owners_summed(fleet_truth, "namespace"))
     assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
     assert steps[-1][0] == steps[-1][1]
 
@@ -220,7 +220,7 @@ async def test_fleet_behind_a_faulty_proxy_gives_the_same_ledger(
 async def test_day_with_an_unanswered_series_has_no_lines_and_is_reported(
     fleet_prometheus: FleetServer, fleet_truth: FleetTruth
 ) -> None:
-    """The money of one day cannot be had; neither in one question with its neighbours, nor alone."""
+    """The cost of one day has no answer: neither in a query with its neighbours, nor alone."""
     bad = DAY - 2 * DAY_SECONDS
 
     def is_bad(form: dict[str, str]) -> bool:
@@ -312,13 +312,13 @@ async def test_server_limit_leads_to_smaller_queries(
     async with serving(limited) as server:  # type: ignore[arg-type]
         ledger = await read(server.url, whole(small_fleet), "namespace")
     assert not ledger.failures
-    assert_same(summed(ledger, "kind", "namespace"), apart(fleet_truth, "namespace"))
+    assert_same(summed(ledger, "kind", "namespace"), with_owners_summed(fleet_truth, "namespace"))
 
 
 def line(series: str, hours: range | list[int], value: float = 3600, late: float = 0, **labels: str) -> str:
-    """Samples of a recorded series, for hours of ``DAY``, stamped so late after the hour.
+    """Return samples of a recorded series, for hours of ``DAY``, with timestamps ``late`` seconds after the hour.
 
-    Those of one series must come in the order of time: what is late is dropped.
+    Samples of one series must be in the order of time: later ones are dropped.
     """
     inside = ",".join(f'{name}="{text}"' for name, text in labels.items())
     return "".join(f"{series}{{{inside}}} {value} {DAY + (hour + 1) * 3600 + late}\n" for hour in hours)
@@ -327,20 +327,20 @@ def line(series: str, hours: range | list[int], value: float = 3600, late: float
 def owner(
     hours: range | list[int], value: float = 3600, late: float = 0, capacity: float | None = None, **labels: str
 ) -> str:
-    """An owner that was idle: all series that it would have, and what its cluster has; 0: that is with another."""
-    whose = {"quantity": "seconds", "workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
+    """Return all series of an idle owner, and its cluster's capacity; 0: with another owner."""
+    carried = {"quantity": "seconds", "workload_namespace": "ml", "workload_kind": "Job", "state": "idle", **labels}
     recorder = {name: text for name, text in labels.items() if name != "team"}
     whole = value if capacity is None else capacity
     return (
-        line("owner:gpu_ledger:delta1h", hours, value, late, node="n", **whose)
-        + line("workload:gpu_ledger:delta1h", hours, value, late, **whose)
+        line("owner:gpu_ledger:delta1h", hours, value, late, node="n", **carried)
+        + line("workload:gpu_ledger:delta1h", hours, value, late, **carried)
         + (line("cluster:gpu_capacity_seconds:delta1h", hours, whole, late, **recorder) if whole else "")
     )
 
 
 @pytest.fixture
 def hand_written(tmp_path: Path, small_fleet: FleetPlan) -> Iterator[Callable[..., object]]:
-    """A Prometheus over a few lines of text."""
+    """Serve a few lines of text in a Prometheus."""
 
     def serve(text: str, *options: str) -> object:
         (tmp_path / "text.om").write_text(text + "# EOF\n")
@@ -351,7 +351,7 @@ def hand_written(tmp_path: Path, small_fleet: FleetPlan) -> Iterator[Callable[..
 
 
 async def test_two_prometheus_replicas_count_each_hour_once(hand_written: Callable[..., object]) -> None:
-    """One of them was away from 2 to 5, the other from 10 to 20; once both had a part of an hour."""
+    """One of them was down from 2 to 5, the other from 10 to 20; once both had a part of an hour."""
     text = owner([*range(2), *range(5, 24)], replica="a") + owner([*range(9), *range(20, 24)], replica="b")
     text += owner([9], 900, replica="b")
     with hand_written(text) as server:  # type: ignore[attr-defined]
@@ -366,7 +366,7 @@ async def test_two_prometheus_replicas_count_each_hour_once(hand_written: Callab
 async def test_late_hours_of_one_replica_are_not_added_to_the_other(
     hand_written: Callable[..., object],
 ) -> None:
-    """One was away from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
+    """One was down from 2 to 5 and the other from 10 to 13: its next value has those hours, which the rules carry."""
     text = owner(range(2), replica="a") + owner([5], 4 * 3600, capacity=4 * 3600 + 1200, replica="a")
     text += owner(range(6, 24), replica="a") + owner(range(2), replica="b")
     text += (
@@ -375,7 +375,7 @@ async def test_late_hours_of_one_replica_are_not_added_to_the_other(
         + owner([13], 4 * 3600, replica="b")
         + owner(range(14, 24), replica="b")
     )
-    # Ended while the one was away.
+    # Ended while one replica was down.
     text += owner(range(2, 4), 600, capacity=0, team="ended", replica="b")
     text += owner([5], 1200, capacity=0, team="ended", replica="a")
     with hand_written(text) as server:  # type: ignore[attr-defined]
@@ -387,7 +387,7 @@ async def test_late_hours_of_one_replica_are_not_added_to_the_other(
 
 
 async def test_replicas_that_missed_consecutive_hours_count_each_once(hand_written: Callable[..., object]) -> None:
-    """One missed hour 3 and the other hour 4: in neither has one both, and the values of 4 and 5 have two hours."""
+    """One missed hour 3 and the other hour 4: no replica has both, and the values of 4 and 5 have two hours."""
     text = owner(range(3), replica="a") + owner([4], 2 * 3600, capacity=2 * 3600 + 900, replica="a")
     text += owner(range(5, 24), replica="a") + owner(range(3), replica="b")
     text += (
@@ -395,11 +395,11 @@ async def test_replicas_that_missed_consecutive_hours_count_each_once(hand_writt
         + owner([5], 2 * 3600, replica="b")
         + owner(range(6, 24), replica="b")
     )
-    # Ended in hour 3: at all, or when it had been seen by the one that missed to record it.
+    # Ended in hour 3: entirely, or after the replica without its record had seen it.
     text += owner([3], 600, capacity=0, team="unseen", replica="b")
     text += owner([3], 900, capacity=0, team="seen", replica="b")
     text += owner([4], 900, capacity=0, team="seen", replica="a")
-    # A third that takes the places of both has not what they had.
+    # A third replica in place of both lacks their hours.
     text += owner(range(24, 30), replica="c")
     with hand_written(text) as server:  # type: ignore[attr-defined]
         window = Window(start_seconds=DAY, end_seconds=DAY + 30 * 3600)
@@ -505,7 +505,7 @@ async def test_server_that_refuses_every_query_is_an_error(fleet_prometheus: Fle
 
 
 async def test_unresponsive_server_is_abandoned_within_40_seconds(fleet_prometheus: FleetServer) -> None:
-    """Blocks time out, then days do; the many other questions are not waited for."""
+    """Blocks time out, then days do; the many other queries do not follow."""
     started = asyncio.get_running_loop().time()
 
     async def stalled(request: web.Request) -> web.StreamResponse:
@@ -530,7 +530,7 @@ def test_whole_days_are_queried_together_and_partial_days_alone() -> None:
 
 
 def now_series(name: str, value: float = 1, **labels: str) -> str:
-    """A sample of a live series, of a few seconds ago."""
+    """Return a sample of a live series, from a few seconds ago."""
     inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
     return f"{name}{{{inside}}} {value} {int(time.time()) - 5}\n"
 
@@ -561,27 +561,27 @@ async def test_pods_on_devices_are_read_once_from_two_replicas(hand_written: Cal
     for replica in ("a", "b"):
         for pod, team in (("train-0", "vision"), ("other-0", "speech")):
             one = {**device, "pod_namespace": "ml", "pod_name": pod, "container_name": "main", "replica": replica}
-            whose = {
+            carried = {
                 "quantity": "seconds",
                 "workload_namespace": "ml",
                 "workload_kind": "Job",
                 "workload_name": pod[:-2],
                 "team": team,
             }
-            text += now_series("gpu_pod_info", **one, **whose)
+            text += now_series("gpu_pod_info", **one, **carried)
             text += now_series("gpu_pod_share_ratio", 0.25, **one)
             text += now_series("gpu_pod_age_seconds", 600, **one)
         text += now_series("gpu_pod_activity_ratio", 0.5, **{**one, "pod_name": "train-0"}, source="engine")
         text += now_series("gpu_hourly_price", 4, node="n", gpu="0", uuid="GPU-1", currency="USD", replica=replica)
     ended = {**device, "pod_namespace": "ml", "pod_name": "train-9", "container_name": "main"}
-    whose = {
+    carried = {
         "quantity": "seconds",
         "workload_namespace": "ml",
         "workload_kind": "Job",
         "workload_name": "train",
         "team": "vision",
     }
-    for name, value, labels in (("gpu_pod_info", 1, {**ended, **whose}), ("gpu_pod_share_ratio", 1, ended)):
+    for name, value, labels in (("gpu_pod_info", 1, {**ended, **carried}), ("gpu_pod_share_ratio", 1, ended)):
         text += now_series(name, value, **labels).rpartition(" ")[0] + f" {int(time.time()) - 7200}\n"
     with hand_written("".join(sorted(text.splitlines(keepends=True)))) as server:  # type: ignore[attr-defined]
         async with PrometheusClient(PrometheusSettings(url=server.url)) as client:
@@ -606,9 +606,9 @@ async def test_fleet_top_has_holders_with_owners_and_unallocated_devices(
 ) -> None:
     held = {"cluster": "a", "node": "n", "gpu": "0", "uuid": "GPU-1", "model": "NVIDIA A100"}
     one = {**held, "pod_namespace": "ml", "pod_name": "train-0", "container_name": "main"}
-    whose = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": "train", "team": "vision"}
+    carried = {"workload_namespace": "ml", "workload_kind": "Job", "workload_name": "train", "team": "vision"}
     lines = [
-        now_series("gpu_pod_info", **one, **whose),
+        now_series("gpu_pod_info", **one, **carried),
         now_series("gpu_pod_share_ratio", 1, **one),
         now_series("gpu_pod_idle_for_seconds", 7200, **one),
         now_series("gpu_hourly_price", 4, **held, currency="USD"),

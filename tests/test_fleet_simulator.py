@@ -1,4 +1,4 @@
-"""The simulated fleet adds up, is the same each time, and real engines take its series."""
+"""The simulated fleet has exact sums, is the same each time, and real engines accept its series."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def text_of(plan: FleetPlan, **how: Any) -> str:  # noqa: ANN401 - as Writing ha
 
 
 def ask(server: FleetServer, expression: str, at_seconds: float) -> dict[tuple[str, ...], float]:
-    """An instant query's values, by the values of their labels in the order of the labels' names."""
+    """Return an instant query's values, by the label values in the order of the label names."""
     query = urllib.parse.urlencode({"query": expression, "time": str(at_seconds)})
     with urllib.request.urlopen(f"{server.url}/api/v1/query?{query}", timeout=60) as answer:  # noqa: S310 - local
         rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
@@ -59,7 +59,7 @@ def test_owner_seconds_sum_to_the_seconds_of_the_gpus(seed: int, gpus: int, days
             assert min(line) >= 0
             lasted[hour] += line.allocated_ms
     for hour in ledger.there:
-        # After an hour in which Prometheus was away: what it missed as well, but for hours in which the node was.
+        # After an outage of Prometheus an hour also has the missed hours in which the node existed.
         assert lasted[hour] % (gpus * HOUR_MS) == 0
         assert gpus * HOUR_MS <= lasted[hour] <= carried[hour] * gpus * HOUR_MS
 
@@ -116,13 +116,13 @@ def test_demo_has_workloads_idle_for_the_last_week() -> None:
         and not any(hours[hour].active_ms for hour in week if hour in hours)
         for node in fleet_nodes(fleet)
         for hours in node_ledger(node).uses.values()
-    ), "the page has nothing to suggest"
+    ), "no workload was idle for the last week"
 
 
 def test_fleet_has_every_kind_of_line_that_reports_distinguish(small_fleet: FleetPlan, fleet_truth: FleetTruth) -> None:
     kinds = {kind for (kind,) in fleet_truth.total("kind")}
     assert {"Unallocated", "Unattributed", "Job", "CronJob", "Deployment", "Notebook"} <= kinds
-    assert "Other" not in kinds, "an agent keeps what folded owners had to itself: Prometheus has it under their names"
+    assert "Other" not in kinds, "Prometheus has folded owners by name; only the agent folds them"
     assert {mode for (mode,) in fleet_truth.total("mode")} == {"exclusive", "mig", "shared"}
     assert len(fleet_truth.total("model")) == 5
     total = fleet_truth.sum()
@@ -132,7 +132,7 @@ def test_fleet_has_every_kind_of_line_that_reports_distinguish(small_fleet: Flee
     assert any(not team for namespace, team in fleet_truth.total("namespace", "team") if namespace)
     by_day = [hours for day in fleet_truth.recorded_hours.values() for hours in day.values()]
     assert min(by_day) == 10
-    assert {22, 23} <= set(by_day), "Prometheus was away for three hours about a midnight"
+    assert {22, 23} <= set(by_day), "Prometheus was down for three hours around midnight"
     assert sum(by_day) == 2 * (small_fleet.hours - 3)
 
 

@@ -1,4 +1,4 @@
-"""The FOCUS export: what is split, how it sums, and what has no price and so is no charge."""
+"""The FOCUS export: split charges, sums, and unpriced time, which is no charge."""
 
 import io
 import json
@@ -30,7 +30,7 @@ ANOTHER_DAY: Lines = {
 
 
 def seven_slices() -> Lines:
-    """One GPU for one hour at 2.10, cut in seven slices of which one is free."""
+    """Return one GPU for one hour at 2.10, in seven slices of which one is free."""
     lines = {key(f"slice-{number}", mode="mig", team="vision"): held(1 / 7) for number in range(6)}
     return {**lines, nobody(mode="mig"): held(1 / 7, active=0, idle=1)}
 
@@ -166,7 +166,7 @@ def test_unpriced_hours_are_no_charge_and_are_reported() -> None:
 
 
 def test_cost_and_energy_without_seconds_are_charged_and_not_unpriced() -> None:
-    """Processes of no pod on GPUs that pods hold: their energy is metered, the time is the pods'."""
+    """Processes without a pod on held GPUs: their energy is metered, the time belongs to the pods."""
     lines = {
         key("a"): held(24.0),
         nobody("Unattributed"): Figures(energy_joules=3.6e6, money={"USD": ByState(unprofiled=0.12)}),
@@ -230,14 +230,14 @@ def test_formula_like_names_are_text_and_quotes_and_newlines_survive() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_names_such_as_null_and_na_are_kept(version: str) -> None:
-    """Kubernetes takes every one of them for a namespace or a workload, and a team may be called NA."""
+    """Kubernetes accepts each of them as a namespace or a workload, and a team may have the name NA."""
     words = ("null", "NULL", "none", "None", "nan", "n/a", "NA")
     lines = dict[LineKey, Figures]()
     for number, word in enumerate(words):
         place = {"cluster": word, "node": f"{word}-{number}"}
         lines[key(word, namespace="ml", team=word, **place)] = held(8.0)
         lines[key("w", namespace=word, **place)] = held(8.0)
-        # As where no API is asked: the namespace is the owner.
+        # As without the API: the namespace is the owner.
         lines[key("w", namespace=word, kind="", **place)._replace(workload="")] = held(8.0)
         lines[key("sole", namespace=word, team=word, cluster=word, node=word)] = held(24.0)
     text, rows = exported(ledger(lines), version)
@@ -325,7 +325,7 @@ def test_lone_surrogate_in_a_name_is_replaced() -> None:
     stream, metadata = io.StringIO(), io.StringIO()
     of = replace(ledger({key("a\ud800b"): held(10.0)}), notes=("\udfff",))
     write_focus(of, stream, metadata_stream=metadata)
-    assert "a?b" in stream.getvalue().encode().decode(), "or the file could not be written"
+    assert "a?b" in stream.getvalue().encode().decode(), "a lone surrogate could not be written"
     assert json.loads(metadata.getvalue().encode())["x_Notes"] == ["?"]
 
 

@@ -1,4 +1,4 @@
-"""FOCUS from the command line, over a fleet in a real Prometheus whose truth is known."""
+"""FOCUS from the command line, over a fleet with a known truth in a real Prometheus."""
 
 import asyncio
 import csv

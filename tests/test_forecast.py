@@ -1,4 +1,4 @@
-"""What a month will have cost: nothing is said before a day is known, and weekends are seen once there are two."""
+"""Forecast of a month: none before a day is known, and with weekends after two of them."""
 
 from datetime import UTC, datetime
 

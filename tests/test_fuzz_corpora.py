@@ -1,4 +1,4 @@
-"""Every input that fuzzing kept is put to its door once more: it answers, or says what is wrong as it promises to."""
+"""Every kept input of fuzzing runs again: its entry point answers, or reports an error as documented."""
 
 import logging
 import sys
@@ -18,20 +18,20 @@ MOST_FILES, MOST_BYTES = 60, 100 * 1024
 
 @pytest.fixture(autouse=True)
 def quiet_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Files that doors read are in this test's own folder, and what is logged with an exception is kept."""
+    """Use a folder of this test for the files, and keep log records with an exception."""
     monkeypatch.setattr(fuzz_targets.Scratch, "directory", tmp_path)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     fuzz_targets.quiet()
     yield
     root.handlers = handlers
-    root.setLevel(level)  # which also forgets, as an assignment does not, what the loggers hold to be off
+    root.setLevel(level)  # unlike an assignment, this also clears the loggers' cache of disabled levels
 
 
 @pytest.mark.parametrize("path", list(fuzz_targets.TARGETS))
 def test_every_kept_input_gives_the_documented_result(path: str) -> None:
     inputs = fuzz_targets.TARGETS[path].inputs()
-    assert inputs, f"no input of {path} is kept"
+    assert inputs, f"{path} has no kept input"
     for one in inputs:
         try:
             fuzz_targets.run(fuzz_targets.TARGETS[path], one.read_bytes())

@@ -1,4 +1,4 @@
-"""What fuzzing found, each as a user would meet it: what was taken for granted, and what is said of it now."""
+"""Findings of fuzzing, from a user's view: former failures, and the present answers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Every shipped scenario has a golden page: what Prometheus would scrape from it at a fixed instant."""
+"""Every shipped scenario has a golden page: the scrape at a fixed instant."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from gpu_simulator import scenario
 
 GOLDEN = Path(__file__).parent / "golden"
 INSTANT_SECONDS = 100.0
-# What says which program made the page, and not what is on the node.
+# Information on the program, not on the node.
 _OURS = re.compile(r"^(gpu_exporter_build_info)\{.*$", re.MULTILINE)
-# When the API's server, which runs in real time, last gave a sign of life: written as 0.
+# Time of the API server's last sign of life, in real time: written as 0.
 _SIGN_OF_LIFE = re.compile(r"^(gpu_exporter_metadata_timestamp_seconds) \S+$", re.MULTILINE)
-# The last digits of a sum are not the same in every version of Python.
+# The last digits of a sum differ between versions of Python.
 _SUMS = re.compile(
     r"^(gpu_(?:(?:ledger|pod)_\w+_total|exporter_conservation_error_seconds)(?:\{.*\})?) (\S+)$", re.MULTILINE
 )
@@ -40,7 +40,7 @@ async def pages(name: str, directory: Path, *, source: str = "nvml") -> tuple[st
 
 
 def _fixed(text: str) -> str:
-    """Return the page without what differs from one run to the next."""
+    """Return the page without values that differ between runs."""
     text = _SIGN_OF_LIFE.sub(r"\1 0", _OURS.sub(r"\1{...} 1", text))
     return _SUMS.sub(lambda line: f"{line[1]} {round(float(line[2]), 9)!r}", text)
 
@@ -53,7 +53,7 @@ async def test_golden_page_of_every_shipped_scenario_in_both_formats(name: str, 
         golden.write_text(text)
     expected = golden.read_text()
     got, wanted = text.splitlines(), expected.splitlines()
-    assert got == wanted, "the page has changed; if that is meant: make golden, and look at the difference"
+    assert got == wanted, "the page has changed; after an intended change: make golden, and review the difference"
     if name in {"demo", "a100-mig"}:
         assert read_back(parse_plain, text) == read_back(parse_openmetrics, openmetrics)
 
@@ -63,7 +63,7 @@ def read_back(
 ) -> set[tuple[str, frozenset[tuple[str, str]], float]]:
     """Return the samples of a page as a client reads them."""
     return {
-        # The plain parser appends "_total" to counters that have none, as DCGM's.
+        # The plain parser appends "_total" to counters without it, as DCGM's are.
         (sample.name.removesuffix("_total"), frozenset(sample.labels.items()), sample.value)
         for family in parse(text.replace("gpu_exporter_build_info{...} 1", "gpu_exporter_build_info 1"))
         for sample in family.samples

@@ -1,4 +1,4 @@
-"""Engine activity through GPM: true means over the time between two samples, and nothing where there are none."""
+"""Engine activity through GPM: true means over the time between two samples, and no value without samples."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ RATES = [field for field in activity.METRICS if field.name.endswith("_BYTES")]
 RATIOS = [field for field in activity.METRICS if field not in RATES]
 EVERYTHING = frozenset(activity.METRICS)
 READ = EVERYTHING | {Field.FB_USED}
-"""A GPU that answers nothing but GPM counts as down."""
+"""A GPU that answers GPM alone counts as down."""
 
 
 @given(st.sampled_from(RATIOS), st.floats(allow_nan=True, allow_infinity=True))
@@ -34,7 +34,7 @@ def test_ratio_is_between_0_and_1_and_clamping_is_reported(field: Field, raw: fl
         assert (value, clamped) == (None, False)
         return
     if raw < -1:
-        assert (value, clamped) == (None, True), "a counter that began again is no idle device"
+        assert (value, clamped) == (None, True), "a restarted counter is not an idle device"
         return
     if field in {*PIPES, Field.PROF_DRAM_ACTIVE} and raw > 105:
         assert (value, clamped) == (None, True), "a pipe cannot be used above its limit"
@@ -96,7 +96,7 @@ def test_clock_set_back_restarts_the_mean() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_ERROR, Fault.RESET_REQUIRED, Fault.GPU_LOST])
 def test_mean_does_not_cover_device_downtime(fault: Fault) -> None:
-    """As it was idle while it failed, a mean over that time would call it idle now that it works again."""
+    """The GPU was idle during its failure, so a mean over that time would show an idle GPU after it."""
     with simulated(gpu(0), partitioned(instance(1), index=1), init=False) as node:
         source = NvmlSource(READ)
         source.open()
@@ -118,7 +118,7 @@ def test_mean_does_not_cover_device_downtime(fault: Fault) -> None:
 
 
 def test_mean_does_not_cover_the_absence_of_an_instance() -> None:
-    """It is back under its UUID, and its counters, which began again, happen to be as high as before."""
+    """It returns under its UUID, and its counters have restarted and happen to be as high as before."""
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
         source = NvmlSource(READ)
@@ -180,7 +180,7 @@ def test_codecs_of_an_instance_are_read_regardless_of_the_requested_fields() -> 
         measured = (DECODERS[0], JPEG_DECODERS[0], FLOW_ENGINES[0])
         assert [first[unit] for unit in measured] == pytest.approx([0.9, 0.2, 0.1])
         assert [second[unit] for unit in measured] == [0.0, 0.0, 0.0]
-        assert CODECS & set(first) == set(measured), "a unit that the instance does not have is absent"
+        assert CODECS & set(first) == set(measured), "a unit that the instance lacks is absent"
         source.close()
 
 
@@ -218,7 +218,7 @@ def test_refused_sample_is_counted_and_not_retried_in_the_next_sample(code: int,
 
 
 class Scripted(activity.Sampler):
-    """A driver that answers 50 percent, but not for some metrics; one of these may make it refuse the whole call."""
+    """A driver that answers 50 percent, except for some metrics; one of these can make it refuse the whole call."""
 
     refused: frozenset[int] = frozenset()
     whole_call = False

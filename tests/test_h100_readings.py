@@ -16,7 +16,7 @@ SECONDS = 180
 
 
 def judged(kernel: str, **other: float) -> Judgement:
-    """Judge three minutes of the kernel's readings: contradictions take a minute to show."""
+    """Judge three minutes of the kernel's readings: a contradiction takes a minute to appear."""
     recorded = {**dict.fromkeys(RECORDED["zeros"], 0.0), **RECORDED["board"], **KERNELS[kernel]["values"], **other}
     values = {Field(one) if isinstance(one, int) else Field[one]: value for one, value in recorded.items()}
     judge = ActivityJudge()
@@ -38,7 +38,7 @@ def test_effective_ratio_is_at_least_the_work_done(kernel: str) -> None:
     activity = judged(kernel).activity
     assert activity is not None
     assert activity.profile is not None
-    # Half a percent for the clocks of the program and the driver.
+    # Half a percent of tolerance for the clocks of the program and the driver.
     assert KERNELS[kernel]["work"] - 0.005 <= activity.profile.effective_ratio <= activity.ratio
 
 

@@ -1,4 +1,4 @@
-"""Every fault of health from the driver to its alert: simulated driver, agent's tick, page, Prometheus' rule engine."""
+"""Every health fault from the driver to its alert: simulated driver, agent's tick, page, Prometheus' rule engine."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ RULES_FILE = ROOT / "rules" / "prometheus-rules.yaml"
 STEP_SECONDS = 30
 STEPS = range(22 * 60 // STEP_SECONDS + 1)
 LATE = "21m30s"
-# (alert, severity, index of the board; none where the alert is about a workload or a node)
+# (alert, severity, index of the board; empty for an alert on a workload or a node)
 EXPECTED = {
     ("GPUXidApplication", "info", ""),
     ("GPUXidCritical", "critical", "15"),
@@ -54,7 +54,7 @@ def groups() -> list[dict[str, Any]]:
 
 
 async def with_its_xids(node: Pipeline, seconds: float) -> Snapshot:
-    """The snapshot of an instant, once the thread that waits for events has met those of this instant."""
+    """Return the snapshot of an instant, once the event thread has received the Xids of this instant."""
     snapshot = await node.step(seconds)
     due = sum(len(gpu.xids) for gpu in node.truth.gpus)
     for _ in range(500):
@@ -79,10 +79,10 @@ def written(values: dict[int, float]) -> str:
 
 
 async def pages(directory: Path) -> dict[str, dict[int, float]]:
-    """Every series of the node with the faults, by step."""
+    """Return every series of the node with the faults, by step."""
     series: dict[str, dict[int, float]] = defaultdict(dict)
     loaded = scenario.load(str(ROOT / "tests" / "fixtures" / "health.yaml"))
-    # A collectors file that asks for nothing of this: the alerts do not depend on it.
+    # A collectors file without these metrics: the alerts do not depend on it.
     little = parse("DCGM_FI_DEV_SM_CLOCK, gauge, Clock.", "a file")
     async with pipeline(loaded, directory, collectors=little, with_api=True) as node:
         for step in STEPS:
@@ -91,7 +91,7 @@ async def pages(directory: Path) -> dict[str, dict[int, float]]:
 
 
 def unit_test(rules: Path, series: dict[str, dict[int, float]]) -> str:
-    """What ``promtool test rules`` takes: the pages, and which alerts fire before and after the faults."""
+    """Return the input of ``promtool test rules``: the pages, and the alerts before and after the faults."""
     firing = 'count by (alertname, severity, gpu) (ALERTS{alertstate="firing"})'
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}",gpu="{gpu}"}}'.replace(',gpu=""', ""), "value": 1}
@@ -144,5 +144,5 @@ def test_xid_tiers_match_the_runbook() -> None:
 
 
 def test_application_xids_are_not_critical() -> None:
-    # What NVIDIA's device plugin takes for an application's error, but 109, on which its catalogue says otherwise.
+    # Codes that NVIDIA's device plugin takes for an application's error, except 109, on which its catalogue disagrees.
     assert not tiers_of_the_agent()["critical"] & {13, 31, 43, 45, 68}

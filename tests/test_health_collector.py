@@ -1,4 +1,4 @@
-"""What the page says of a board's health, and of which boards."""
+"""Health series of the page, and the boards that have them."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ HEALTH = (
 
 
 def shown(*views: DeviceView) -> dict[tuple[str, str], float]:
-    """Values of the health series by name and the label that is their own."""
+    """Return the values of the health series by name and their specific label."""
     page = families(snapshot(*views), ExpositionOptions())
     own = ("type", "cause", "kind", "sensor", "limit", "reason")
     return {

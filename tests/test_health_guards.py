@@ -1,4 +1,4 @@
-"""No guard of the health alerts can be lost without one of their unit tests noticing."""
+"""Every guard of the health alerts has a unit test that notices its loss."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from files_support import read_yaml
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "src" / "health.yaml"
 UNIT_TESTS = ROOT / "tests" / "rules" / "health.yaml"
-# A change that someone could make in good faith: before, after, and the beginning of the case that must notice it.
+# A plausible change: before, after, and the beginning of the case that must notice it.
 WEAKENED = {
     "old events": (") < 600", ") < 60000", "a GPU fell off the bus"),
     "what is told to nobody": ('{tier="warning"}', '{tier!="critical"}', "codes that nobody needs"),

@@ -1,4 +1,4 @@
-"""The image's health check in networks of their own, beside a real agent; in an image it is tried by test_image.py."""
+"""The image's health check in separate networks with a real agent; test_image.py runs it in an image."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CHECK = ROOT / "deploy" / "image" / "healthcheck.py"
-# As container engines do: the loopback interface up; Docker before 26 takes ::1 from it where no network has IPv6.
+# As in container engines: the loopback interface is up; Docker before 26 removes ::1 from it without an IPv6 network.
 LOOPBACK = """
 import fcntl, os, pathlib, socket, struct, sys
 for name in ("all", "lo"):
@@ -30,14 +30,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextlib.contextmanager
 def agent(listen: str, ipv6: str) -> Iterator[AgentProcess]:
-    """An agent in a network of its own."""
+    """Run an agent in a separate network."""
     prefix = ("unshare", "--net", sys.executable, "-c", LOOPBACK, "1" if ipv6 == "off" else "0")
     with running_agent("--simulate", "t4-timeslicing", "--listen", listen, prefix=prefix) as one:
         yield one
 
 
 def check(pid: int) -> tuple[int, str]:
-    """Exit code and words of the health check in the network of a process."""
+    """Return exit code and output of the health check in the network of a process."""
     command = ["nsenter", "--net", f"--target={pid}", sys.executable, "-IS", str(CHECK)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert done.stderr == ""

@@ -114,7 +114,7 @@ def test_several_holders_of_a_device_have_equal_estimated_shares(proc: Proc) -> 
 
 @pytest.mark.parametrize(("used_mib", "hidden"), [(59_000, True), (3, False)])
 def test_sampled_but_unlisted_processes_are_a_problem(proc: Proc, used_mib: int, *, hidden: bool) -> None:
-    """In another PID namespace only what works just now is sampled: an idle holder must not look gone."""
+    """In another PID namespace only active processes are sampled: an idle holder must not seem to be gone."""
     proc.add(42, LOGIN)
     users = HostUsers(proc_root=proc.root)
     sampled = (ProcessUse(pid=42, sm_ratio=0.4, ended=True),)

@@ -1,4 +1,4 @@
-"""The HTTP server as clients meet it that are many, slow or odd: real connections to an application of four pages."""
+"""The HTTP server with many, slow or odd clients: real connections to an application of four pages."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, Limits, bind
 
 BIG = bytes(range(256)) * 40_000
-"""Ten megabytes: more than the sockets of both ends hold."""
+"""Ten megabytes: more than the socket buffers of both ends."""
 PATIENCE_SECONDS = 20.0
 
 
@@ -44,7 +44,7 @@ class Client:
             return int(head.split()[1]), await self.reader.readexactly(int(length.split(":")[1]))
 
     async def rest(self) -> bytes:
-        """Return what comes until the server closes the connection."""
+        """Return the bytes until the server closes the connection."""
         said = b""
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -79,7 +79,7 @@ class Served:
         return await one.answer() == (200, b"quick")
 
     async def slow(self, count: int) -> list[Client]:
-        """Open connections whose answers are being made."""
+        """Open connections that wait for a slow answer."""
         clients = [await self.client() for _ in range(count)]
         for client in clients:
             await client.asks("/slow")
@@ -197,7 +197,7 @@ async def test_longest_waiting_connection_is_closed_at_the_cap() -> None:
         assert await one.is_answered()
         assert one.counted["http", "made_way"] >= 10
         one.hold.set()
-        assert await busy.answer() == (200, b"slow"), "an answer that is being made does not make way"
+        assert await busy.answer() == (200, b"slow"), "a connection with a pending answer stays open"
 
 
 async def test_new_client_is_answered_at_the_cap_while_old_ones_do_not_read() -> None:
@@ -205,12 +205,12 @@ async def test_new_client_is_answered_at_the_cap_while_old_ones_do_not_read() ->
         for _ in range(4):
             await (await one.client(receive_bytes=4096)).asks("/big")
         await asyncio.sleep(1.2)
-        assert await one.is_answered(), "the one that has not read for longest makes way"
+        assert await one.is_answered(), "the connection with the longest pause in reading is closed"
         assert one.counted == {("http", "made_way"): 1}
 
 
 async def test_idle_connection_is_closed_before_a_client_without_a_request() -> None:
-    """A client asks again on a new connection where an idle one was closed; where it got no answer it fails."""
+    """After the close of an idle connection, a client repeats its request on a new one; without any answer it fails."""
     async with served(Limits(connections=8)) as one:
         new = [await one.client() for _ in range(3)]
         kept = [await one.client() for _ in range(4)]
