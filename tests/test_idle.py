@@ -1,4 +1,4 @@
-"""The idle clock: for how long a holder has had its device, and for how long it has left it idle."""
+"""The idle clock: how long a holder has had its device, and how long it has left it idle."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ KEY = ("GPU-0", "ml", "notebook-0", "main")
 
 
 IDLE, BUSY, OPEN = (0.0, 0.01), (0.9, 0.9), (0.0, 0.5)
-"""Bounds of an activity: below the threshold for sure, above it for sure, or neither."""
+"""Bounds of an activity: surely below the threshold, surely above it, or neither."""
 DAY = 86400.0
 
 
@@ -23,14 +23,14 @@ def clock(tolerated_gap_seconds: float = 3.0) -> IdleClock:
 def observed(
     idle: IdleClock, begin: int, end: int, bounds: tuple[float, float] | None, uid: str | None = "uid-1", step: int = 1
 ) -> IdleState:
-    """Sample every ``step`` seconds from ``begin`` up to and with ``end``."""
+    """Sample every ``step`` seconds from ``begin`` to ``end``, both included."""
     for second in range(begin, end + 1, step):
         standing = idle.observe(KEY, float(second), bounds, uid)
     return standing
 
 
 def restarted(idle: IdleClock, now: float) -> IdleClock:
-    """The clock of the next process, from a state file's JSON."""
+    """Return the clock of the next process, restored from a state file's JSON."""
     after = clock()
     after.restore([read(IdleMemory, row) for row in through_json(idle.memories())], now)
     return after
@@ -94,7 +94,7 @@ def test_a_long_time_without_samples_restarts_the_clock() -> None:
 
 
 def test_repeatedly_unmeasured_holder_is_never_idle_for_long() -> None:
-    """Its processes may end before the agent sees whose they are, every time."""
+    """In each sample, its processes can end before the agent knows their owner."""
     idle = clock()
     longest = 0.0
     for second in range(0, 20_000, 10):
@@ -110,7 +110,7 @@ def test_clock_survives_a_hiccup_every_hour() -> None:
         standing = observed(idle, hour * 3600 + 3580, hour * 3600 + 3580, None)
     assert standing.idle_for_seconds is None
     standing = observed(idle, 48 * 3600, 48 * 3600, IDLE)
-    assert standing.idle_for_seconds == 48 * 3600 - 48 * 20, "what was measured, and no more"
+    assert standing.idle_for_seconds == 48 * 3600 - 48 * 20, "the measured time only"
 
 
 def test_new_pod_with_the_same_name_is_a_new_holder() -> None:
@@ -152,7 +152,7 @@ def test_restored_clock_applies_only_once_the_pod_uid_is_known() -> None:
     observed(idle, 100, 700, IDLE)
     after = restarted(idle, 720.0)
     assert observed(after, 720, 730, IDLE, None) == IdleState(age_seconds=10.0, idle_for_seconds=10.0)
-    assert after.memories() == idle.memories(), "another restart in the meantime loses nothing"
+    assert after.memories() == idle.memories(), "another restart in between loses nothing"
     assert observed(after, 731, 731, IDLE) == IdleState(age_seconds=631.0, idle_for_seconds=611.0)
     busy = restarted(idle, 720.0)
     observed(busy, 720, 720, BUSY, None)

@@ -37,8 +37,8 @@ def pod(name: str, device: str, activity: str, mix: str = COMPUTES) -> str:
 
 
 @dataclass
-class Told:
-    """What the agent showed at the end, and what its ledger holds."""
+class Results:
+    """Final page of the agent, and content of its ledger."""
 
     snapshot: Snapshot
 
@@ -62,12 +62,12 @@ class Told:
         return [value for labels, value in rows(self.snapshot, family) if wanted.items() <= labels.items()]
 
 
-async def told(directory: Path, gpu: str, pods: str, *, source: str) -> Told:
+async def results_of(directory: Path, gpu: str, pods: str, *, source: str) -> Results:
     file = directory / "node.yaml"
     file.write_text(NODE.format(gpus=f"  - {gpu}", pods=pods), encoding="utf-8")
     node: Pipeline
     async with pipeline(scenario.load(str(file)), directory, start=0.0, source=source) as node:
-        return Told(await node.until(float(SECONDS), steps=SECONDS))
+        return Results(await node.until(float(SECONDS), steps=SECONDS))
 
 
 H100_MIG, A100_MIG = MIG.format(model="h100", gb=40), MIG.format(model="a100-80gb", gb=40)
@@ -77,7 +77,7 @@ RESTING = pod("resting", "{gpu: 0, mig: 1}", "0")
 
 @pytest.mark.parametrize("source", ["nvml", "auto"])
 async def test_decoding_instance_is_active_and_its_neighbour_is_idle(tmp_path: Path, source: str) -> None:
-    seen = await told(tmp_path, H100_MIG, DECODER + RESTING, source=source)
+    seen = await results_of(tmp_path, H100_MIG, DECODER + RESTING, source=source)
     assert seen.activity("decoder") == Activity(ratio=pytest.approx(0.9), source=ActivitySource.CODEC)
     assert seen.idle_for("decoder") == [0.0]
     assert seen.seconds("decoder", "active") > 18
@@ -92,7 +92,7 @@ async def test_decoding_instance_is_active_and_its_neighbour_is_idle(tmp_path: P
     ids=["h100 dcgm", "a100 dcgm", "a100 auto"],
 )
 async def test_unattributed_decoding_makes_instance_activity_unknown(tmp_path: Path, gpu: str, source: str) -> None:
-    seen = await told(tmp_path, gpu, DECODER + RESTING, source=source)
+    seen = await results_of(tmp_path, gpu, DECODER + RESTING, source=source)
     for name in ("decoder", "resting"):  # each of them has a process
         assert (seen.activity(name), seen.reason(name)) == (None, "incomplete")
         assert seen.idle_for(name) == []
@@ -103,7 +103,7 @@ async def test_unattributed_decoding_makes_instance_activity_unknown(tmp_path: P
 @pytest.mark.parametrize("source", ["auto", "dcgm"])
 async def test_idle_a100_instance_is_idle_without_codec_measurements(tmp_path: Path, source: str) -> None:
     busy = pod("busy", "{gpu: 0, mig: 0}", "0.7")
-    seen = await told(tmp_path, A100_MIG, busy + RESTING, source=source)
+    seen = await results_of(tmp_path, A100_MIG, busy + RESTING, source=source)
     nothing = ResourceProfile((0.0, 0.0, 0.0, 0.0), Bottleneck.STARVED)
     assert seen.activity("resting") == Activity(
         ratio=0.0, source=ActivitySource.ENGINE, measured_by="dcgm", profile=nothing
@@ -111,12 +111,12 @@ async def test_idle_a100_instance_is_idle_without_codec_measurements(tmp_path: P
     assert seen.seconds("resting", "idle") > 22
     assert seen.seconds("resting", "unknown") < 2
     assert seen.idle_for("resting")[0] > 50
-    assert seen.counted("incomplete") == 2, "once for each instance"
+    assert seen.counted("incomplete") == 2, "counted once for each instance"
 
 
 async def test_dcgm_alone_measures_jpeg_if_it_profiles_it(tmp_path: Path) -> None:
     jpeg = pod("jpeg", "{gpu: 0}", "0.9", DECODES_JPEG)
-    seen = await told(tmp_path, "{model: h100}", jpeg, source="dcgm")
+    seen = await results_of(tmp_path, "{model: h100}", jpeg, source="dcgm")
     expected = Activity(ratio=pytest.approx(0.9), source=ActivitySource.CODEC, measured_by="dcgm")
     assert seen.activity("jpeg") == expected
     assert seen.seconds("jpeg", "idle") < 12
@@ -125,7 +125,7 @@ async def test_dcgm_alone_measures_jpeg_if_it_profiles_it(tmp_path: Path) -> Non
 
 async def test_dcgm_alone_counts_unmeasured_jpeg_as_incomplete(tmp_path: Path) -> None:
     resting = pod("resting", "{gpu: 0}", "0")
-    seen = await told(tmp_path, "{model: l40s}", resting, source="dcgm")
+    seen = await results_of(tmp_path, "{model: l40s}", resting, source="dcgm")
     assert seen.seconds("resting", "idle") > 50, "an idle GPU stays idle"
     assert seen.counted("incomplete") == 1
 
@@ -141,7 +141,7 @@ async def test_idle_time_continues_one_minute_after_nvml_disappears(tmp_path: Pa
         await node.until(10.0, steps=10)
         node.sampled = (dcgm,)
         nvml.direct.state, nvml.direct.reason = SourceState.DIED, "died"
-        seen = Told(await node.until(120.0, steps=110))
+        seen = Results(await node.until(120.0, steps=110))
     found = seen.activity("resting")
     assert found is not None
     assert (found.ratio, found.measured_by) == (0.0, "dcgm")
@@ -151,7 +151,7 @@ async def test_idle_time_continues_one_minute_after_nvml_disappears(tmp_path: Pa
 
 
 def steps(*percent: int) -> str:
-    """Overrides that repeat a utilisation second by second beside a dead engine counter."""
+    """Return overrides that repeat a utilisation second by second, with a dead engine counter."""
     values = [
         f"{{from: {second}, to: {second + 1}, values: {{GPU_UTIL: {percent[second % len(percent)]}}}}}"
         for second in range(SECONDS)
@@ -179,17 +179,17 @@ async def test_a_gpu_with_a_dead_engine_counter_is_not_billed_idle(
     tmp_path: Path, case: str, model: str, source: str
 ) -> None:
     gpu = f"{{model: {model}, overrides: {steps(*CASES[case])}}}"
-    seen = await told(tmp_path, gpu, pod("trains", "{gpu: 0}", "0.9"), source=source)
+    seen = await results_of(tmp_path, gpu, pod("trains", "{gpu: 0}", "0.9"), source=source)
     assert (seen.activity("trains"), seen.reason("trains")) == (None, "contradiction")
     assert seen.idle_for("trains") == []
     assert seen.seconds("trains", "unknown") > 33
-    assert seen.seconds("trains", "idle") < 25, "until the mean utilisation passes a tenth"
+    assert seen.seconds("trains", "idle") < 25, "idle until the mean utilisation exceeds 10 %"
     assert seen.counted("contradiction") == 1
 
 
 @pytest.mark.parametrize("activity", ["0", "{square: {high: 0.95, period: 30, duty: 0.2}}", "0.12"], ids=str)
 @pytest.mark.parametrize(("model", "source"), [("h100", "nvml"), ("a100-80gb", "auto"), ("t4", "nvml")])
 async def test_a_healthy_gpu_has_no_unknown_time(tmp_path: Path, model: str, source: str, activity: str) -> None:
-    seen = await told(tmp_path, f"{{model: {model}}}", pod("works", "{gpu: 0}", activity), source=source)
+    seen = await results_of(tmp_path, f"{{model: {model}}}", pod("works", "{gpu: 0}", activity), source=source)
     assert seen.seconds("works", "unknown") == 0
     assert seen.counted("contradiction") == seen.counted("incomplete") == 0

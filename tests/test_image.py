@@ -1,4 +1,4 @@
-"""The image runs as on a node: read-only, without a capability, with the kubelet's socket in a directory of root's."""
+"""The image runs as on a node: read-only, without capabilities, with the kubelet's socket in a directory of root."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ def images() -> Iterator[Images]:
 
 
 class Kubelet:
-    """A kubelet with a loop of its own, on a socket as nodes have it: the directory 0750 and root's."""
+    """A kubelet with a separate loop, on a socket as on nodes: the directory is 0750 and root's."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o750)
@@ -109,7 +109,7 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str | Path, str], dict[str, str]]:
-    """Mounts and environment that give a container the driver's library of two GPUs."""
+    """Return mounts and environment that give a container the library of a driver with two GPUs."""
     folder = tmp_path_factory.mktemp("driver")
     folder.chmod(0o755)
     stub.build(folder / "lib")
@@ -234,7 +234,7 @@ def test_agent_without_attribution_runs_as_any_uid(images: Images, driver: Drive
 
 
 def refusal(images: Images, driver: Driver, mounts: dict[str | Path, str], *options: str) -> str:
-    """The one line that an agent ends with at once, as no waiting would fix it."""
+    """Return the only line of an agent that ends at once, because waiting would fix nothing."""
     driver_mounts, environment = driver
     words = list(options)
     for path, place in (driver_mounts | mounts).items():
@@ -271,7 +271,7 @@ def test_simulated_node_in_the_image_resolves_workloads(images: Images) -> None:
 def test_health_check_detects_a_hung_agent_under_every_web_configuration(
     images: Images, driver: Driver, tmp_path: Path
 ) -> None:
-    # With the host's processes in sight, too, as for figures per process.
+    # Also with the host's processes in sight, as for figures per process.
     with agent(images, driver, "--attribution", "off", mounts={}, options=("--pid", "host")) as one:
         assert one.check() == (0, "")
     made = make_certificates(tmp_path / "web")
@@ -283,7 +283,7 @@ def test_health_check_detects_a_hung_agent_under_every_web_configuration(
     web_file(made.folder, tls={"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"})
     with agent(images, driver, *words, mounts=mounts) as one:
         assert one.check() == (0, "")
-        # Stopped in its tracks it still has its socket, and answers nothing.
+        # A stopped process still has its socket, and answers nothing.
         os.kill(one.pid(), signal.SIGSTOP)
         code, told = one.check()
         os.kill(one.pid(), signal.SIGCONT)

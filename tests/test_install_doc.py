@@ -1,4 +1,4 @@
-"""docs/install.md: every command gives what it says, every file in it is taken, and what it names is there."""
+"""docs/install.md: every command has the described result, every file in it is valid, and every name in it exists."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ TEXT = page("install.md")
 FILES = named_files(TEXT)
 PAGES = ("install.md", "troubleshooting.md", "migrating.md")
 OPTIONS_ONLY = ("dcgm.yaml", "operator-26.7.yaml", "openshift-service.yaml", "network.yaml", "tls.yaml")
-"""Values that go beside those of a command."""
+"""Values for use together with those of a command."""
 
 Document = dict[str, Any]
 
@@ -39,7 +39,7 @@ def helm_commands() -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the files of the page are."""
+    """Write the files of the page; return their folder."""
     made = tmp_path_factory.mktemp("page")
     for name, text in FILES.items():
         (made / name).write_text(text, encoding="utf-8")
@@ -47,19 +47,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def release(words: list[str], folder: Path, *more: str) -> list[Document]:
-    """What a command of the page would install."""
+    """Return the objects that a command of the page would install."""
     given = [word for word in words[2:] if word != "--install"]
     given[1] = str(CHART) if given[1].endswith(".tgz") else str(ROOT / given[1])
     paths = (folder / word if word in FILES else ROOT / word if (ROOT / word).is_file() else word for word in given)
     extra = [word for name in more for word in ("-f", str(folder / name))]
     cluster = ("--kube-version", "1.37.0", "--api-versions", OPERATOR_API)
-    told = helm("template", *map(str, paths), *extra, *cluster).stdout
-    return [document for document in read_documents(told) if document]
+    rendered = helm("template", *map(str, paths), *extra, *cluster).stdout
+    return [document for document in read_documents(rendered) if document]
 
 
 @cache
 def built(path: str) -> list[Document]:
-    """What kustomize makes of a folder."""
+    """Return the output of kustomize for a folder."""
     done = subprocess.run(
         [tool("kubectl"), "kustomize", str(ROOT / path)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -77,7 +77,7 @@ def objects(documents: list[Document]) -> set[tuple[str, str]]:
 
 
 def entries(documents: list[Document]) -> dict[str, str]:
-    """Files of all ConfigMaps."""
+    """Return the files of all ConfigMaps."""
     return {key: text for one in documents if one["kind"] == "ConfigMap" for key, text in one["data"].items()}
 
 
@@ -208,7 +208,7 @@ def test_web_configuration_example_loads(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path / "tls")
     text = FILES["web.yaml"]
     for name, made in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
-        assert f"/etc/gpu-cost-exporter/tls/{name}" in text, "where the chart mounts the Secret"
+        assert f"/etc/gpu-cost-exporter/tls/{name}" in text, "the file is where the chart mounts the Secret"
         text = text.replace(f"/etc/gpu-cost-exporter/tls/{name}", str(certificates.path(made)))
     path = tmp_path / "web.yaml"
     path.write_text(text, encoding="utf-8")
@@ -248,7 +248,7 @@ class _Closer(BaseHTTPRequestHandler):
         self.wfile.write(b"closed")
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 def test_one_liner_requests_the_release_window() -> None:
@@ -302,7 +302,7 @@ def test_every_named_repository_path_exists(name: str) -> None:
 
 
 def level(template: Mapping[str, Any]) -> str:
-    """The lowest Pod Security level that admits a pod, as far as these manifests can tell them apart."""
+    """Return the lowest Pod Security level that admits a pod, as far as these manifests distinguish the levels."""
     spec = template["spec"]
     containers = [*spec.get("initContainers", ()), *spec["containers"]]
     contexts = [container.get("securityContext", {}) for container in containers]

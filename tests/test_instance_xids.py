@@ -1,4 +1,4 @@
-"""Xids of MIG instances: each stands on one row, and an instance inherits none of the former one with its id."""
+"""Xids of MIG instances: each is on one row, and an instance inherits none from an earlier one with its id."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ NOTHING: Told = ({}, {}, None, {})
 
 
 class Partitioned:
-    """A node with one partitioned GPU, all instances on GPU instance 7 but "MIG-other", a reading a second."""
+    """A node with one partitioned GPU and a reading a second; all instances but "MIG-other" are on GPU instance 7."""
 
     def __init__(self, root: Path) -> None:
         lookup = PodLookup(root / "proc", root / "pods")
@@ -37,7 +37,7 @@ class Partitioned:
         part: int | None = None,
         state: DeviceState = DeviceState.UP,
     ) -> dict[str, Told]:
-        """What is shown of each device after a reading with these instances and Xids: all four places of the page."""
+        """Read these instances and Xids; return all four places of the page for each device."""
         self.seconds += 1.0
         at = EPOCH + self.seconds
         gpu = Gpu(uuid="GPU-0", index=0, minor=0, model="H100", pci_bus_id="", mig_enabled=True, compute_slices=7)
@@ -91,7 +91,7 @@ def test_xid_in_the_tick_of_a_new_instance_belongs_to_the_former_instance(node: 
     node.tell("MIG-old")
     told = node.tell("MIG-new", xids=(94,))
     assert told["MIG-new"] == NOTHING
-    assert told["GPU-0"][0] == {94: 1}, "the former one has no row any more"
+    assert told["GPU-0"][0] == {94: 1}, "the former instance has no row any more"
 
 
 @pytest.mark.parametrize("state", [DeviceState.UP, DeviceState.LOST])

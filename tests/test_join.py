@@ -408,7 +408,7 @@ def nodes(
     return containers, gpus, instances, advertised
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(nodes())
 def test_shares_never_exceed_the_gpu_and_holders_are_listed_containers(
     node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],
@@ -434,7 +434,7 @@ def test_shares_never_exceed_the_gpu_and_holders_are_listed_containers(
         assert unresolved.reason
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(nodes())
 def test_every_listed_id_is_either_held_or_unresolved(
     node: tuple[list[ContainerAllocation], list[Gpu], list[MigInstance], Mapping[str, Sequence[str]] | None],

@@ -93,7 +93,7 @@ def test_one_id_per_mebibyte_is_cheap_and_unresolved_once_per_container(
     took = time.process_time() - begun
     assert len(attribution.unresolved) == 2 * unresolved
     assert attribution.unresolved[0].device_id == ids[0]
-    assert took < 5  # quadratic would be minutes; the budget of 0.2 s is not a test's to hold on a busy machine
+    assert took < 5  # quadratic time would be minutes; a busy machine cannot keep the budget of 0.2 s
 
 
 NAMES = ("a", "b", "c")
@@ -212,7 +212,7 @@ def test_evidence_never_overfills_a_gpu_or_loses_a_container(
             assert name in seen
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.lists(st.integers(1, GPU_MIB), min_size=1, max_size=8))
 def test_fitting_declared_parts_are_kept_and_others_are_scaled(mebibytes: list[int]) -> None:
     pods = [

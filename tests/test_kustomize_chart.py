@@ -1,4 +1,4 @@
-"""Chart and kustomize make the same objects of the same choices; every difference that is meant is named here."""
+"""Chart and kustomize make the same objects for the same settings; this file names every intended difference."""
 
 import copy
 import json
@@ -23,13 +23,13 @@ from chart_support import (
 from files_support import read_yaml
 
 RELEASE = "gpu-cost-exporter"
-"""With this name of the release the chart's objects are called as kustomize calls them."""
+"""Name of a release whose objects have the same names in the chart and in kustomize."""
 MONITORED = "monitoring: {podMonitor: {enabled: true}, rules: {enabled: true}}\n"
 SERVICE = "service: {enabled: true, config: {prometheus: 'http://prometheus-operated.monitoring:9090'}}\n"
 POLICIES = "networkPolicy: {enabled: true}\n"
 
 PLAIN = "agent: {metadata: {enabled: false}}\n"
-"""The base has no rights; the component metadata is the chart's default."""
+"""The base has no rights; the chart's default is the component metadata."""
 SAME: Mapping[str, str] = {
     "base": MONITORED + PLAIN,
     "metadata": MONITORED,
@@ -50,7 +50,7 @@ SAME: Mapping[str, str] = {
     "simulated": MONITORED + SIMULATED,
     **{name: f"platform: {name}\n{MONITORED}{PLAIN}" for name in PLATFORMS if name not in {"bare", "k3s"}},
 }
-"""Values of the chart by overlay; on bare and k3s it is the base."""
+"""Values of the chart by overlay; for bare and k3s the overlay is the base."""
 
 ROWS = [{"model": "NVIDIA H100*", "per_gpu_hour": 2.5, "source": "contract 17", "as_of": "2026-01-15"}]
 PRICES = yaml.safe_dump({"currency": "EUR", "rows": ROWS})
@@ -93,7 +93,7 @@ TOGETHER: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], str]] = {
     ),
     "beside-dcgm-exporter": (("beside-dcgm-exporter",), {}, PLAIN.replace("}}", "}, openCost: false}")),
 }
-"""Components that are in no overlay: with which others, with which files, and the values that mean the same."""
+"""Components outside of the overlays: the components and files that they need, and the equivalent values."""
 
 
 def test_every_overlay_is_compared() -> None:
@@ -105,7 +105,7 @@ def test_chart_and_kustomize_differ_only_in_documented_places(name: str) -> None
     chart = read(rendered(values=SAME[name], release=RELEASE))
     ours, theirs = by_name(overlay(name)), by_name(chart)
     if name == "openshift":
-        # The account is named by the constraints there; here by a role, whose binding follows it.
+        # In the chart, the constraints name the account; in kustomize a role does, and its binding follows the name.
         assert theirs["SecurityContextConstraints", RELEASE].pop("users") == [
             f"system:serviceaccount:gpu-cost:{RELEASE}"
         ]
@@ -133,8 +133,8 @@ def test_components_match_the_chart_values(name: str, tmp_path: Path) -> None:
 def compare(
     ours: Mapping[tuple[str, str], Document], theirs: Mapping[tuple[str, str], Document], chart: list[Document]
 ) -> None:
-    """Hold two installations against each other."""
-    # helm makes the namespace, and does not label it. Options are a file there, and variables of the container here.
+    """Compare two installations."""
+    # helm creates the namespace without labels. Options are a file in the chart, and variables of the container here.
     ours = {key: one for key, one in ours.items() if key[0] != "Namespace" and not is_options(one)}
     theirs = {key: one for key, one in theirs.items() if not is_options(one)}
     assert set(ours) == set(theirs)
@@ -143,7 +143,7 @@ def compare(
 
 
 def by_name(found: list[Document]) -> dict[tuple[str, str], Document]:
-    """Documents by kind and name; objects of the cluster carry the namespace there, which kustomize cannot fill in."""
+    """Return documents by kind and name; cluster objects of the chart have the namespace in their name."""
     return {
         (document["kind"], document["metadata"]["name"].removeprefix("gpu-cost.")): copy.deepcopy(document)
         for document in found
@@ -151,7 +151,7 @@ def by_name(found: list[Document]) -> dict[tuple[str, str], Document]:
 
 
 def is_options(document: Document) -> bool:
-    """Whether it is the file of a program's options."""
+    """Return whether it is the file of a program's options."""
     return (
         document["kind"] == "ConfigMap"
         and {"agent.yaml", "service.yaml", "web.yaml"} & document["data"].keys() != set()
@@ -159,11 +159,11 @@ def is_options(document: Document) -> bool:
 
 
 def normal(document: Document, chart: list[Document]) -> Document:
-    """An object without what the two are meant to say differently."""
+    """Return an object without the intended differences."""
     whole = copy.deepcopy(document)
     kind, metadata = whole["kind"], whole["metadata"]
     metadata["name"] = metadata["name"].removeprefix("gpu-cost.")
-    # Of a release kustomize knows nothing, and so it cannot say which one made an object.
+    # kustomize has no releases, so it cannot name the one of an object.
     for key in (
         "app.kubernetes.io/instance",
         "app.kubernetes.io/managed-by",
@@ -171,7 +171,7 @@ def normal(document: Document, chart: list[Document]) -> Document:
         "helm.sh/chart",
     ):
         metadata.get("labels", {}).pop(key, None)
-    # Uninstalling a release would take its claim along; kubectl has no release to uninstall.
+    # An uninstalled release would remove its claim; kubectl has no release to uninstall.
     if metadata.get("annotations", {}).pop("helm.sh/resource-policy", "") == "keep":
         assert kind == "PersistentVolumeClaim"
     metadata = {key: value for key, value in metadata.items() if value}
@@ -185,24 +185,24 @@ def normal(document: Document, chart: list[Document]) -> Document:
         whole["data"] = {
             key: read_yaml(text) if key.endswith(".yaml") else text.rstrip("\n") for key, text in whole["data"].items()
         }
-        # What a user's kustomization makes of a file is labelled there, or not at all.
+        # The chart labels the files of a user, which a kustomization of the user leaves without labels.
         if "grafana_dashboard" not in metadata.get("labels", {}):
             metadata.pop("labels", None)
     return whole
 
 
 def without_instance(spec: Document) -> None:
-    """Selectors have the release only there."""
+    """Remove the release from selectors, which only the chart sets."""
     for selector in (spec.get("selector", {}), spec.get("podSelector", {})):
         for labels in (selector, selector.get("matchLabels", {})):
             labels.pop("app.kubernetes.io/instance", None)
 
 
 def workload(whole: Document, chart: list[Document]) -> None:
-    """Its pods, with their options as one mapping wherever they come from."""
+    """Return its pods, with their options as one mapping from either source."""
     template = whole["spec"]["template"]
     template["metadata"]["labels"].pop("app.kubernetes.io/instance", None)
-    # A change of the file rolls the pods there; here a change of a variable does.
+    # In the chart a change of the file restarts the pods; in kustomize a change of a variable does.
     template["metadata"].get("annotations", {}).pop("checksum/config", None)
     template["metadata"] = {key: value for key, value in template["metadata"].items() if value}
     spec = pod_spec(whole)
@@ -213,7 +213,7 @@ def workload(whole: Document, chart: list[Document]) -> None:
         key=lambda entry: str(entry["name"]),
     )
     drop_config(spec, container)
-    # A registry is given by `images` there.
+    # The chart has a value for the registry, kustomize has `images`.
     registry = read_yaml(REGISTRY.read_text(encoding="utf-8"))["image"]["registry"]
     container["image"] = container["image"].removeprefix(f"{registry}/")
     for volume in spec["volumes"]:
@@ -226,7 +226,7 @@ def workload(whole: Document, chart: list[Document]) -> None:
 
 
 def file_of(spec: Document, chart: list[Document]) -> Document:
-    """The options' file that a pod of the chart's mounts."""
+    """Return the options' file that a pod of the chart mounts."""
     (name,) = [volume["configMap"]["name"] for volume in spec["volumes"] if volume["name"] == "config"]
     (found,) = [one for one in chart if one["kind"] == "ConfigMap" and one["metadata"]["name"] == name]
     (text,) = [text for key, text in found["data"].items() if key in {"agent.yaml", "service.yaml"}]
@@ -235,6 +235,6 @@ def file_of(spec: Document, chart: list[Document]) -> Document:
 
 
 def drop_config(spec: Document, container: Document) -> None:
-    """Without the file's volume."""
+    """Remove the volume of the file."""
     spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "config"]
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] != "config"]

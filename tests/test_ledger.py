@@ -1,4 +1,4 @@
-"""The ledgers of a node: what is added up, what is shown under which identity, and what outlives a restart."""
+"""The ledgers of a node: sums, shown identities, and content after a restart."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ DOLLARS = Price(per_hour=3600.0, currency="USD", source="book:h100", as_of="2026
 EUROS = replace(DOLLARS, per_hour=7200.0, currency="EUR")
 NOON = 1_800_000_000.0
 COST_LABELS_LIMIT = 200
-"""Combinations of cost labels in a ledger, as docs/owners.md and docs/security.md promise."""
+"""Combinations of cost labels in a ledger, as documented in docs/owners.md and docs/security.md."""
 
 
 def account(namespace: str, name: str = "", *, provisional: bool = False) -> Account:
@@ -65,7 +65,7 @@ def known_owner(provisional: Owner) -> Owner:
 
 @dataclass
 class Node:
-    """Ledgers with numbered identities, and the disk that they are saved to."""
+    """Ledgers with numbered identities, and the disk with their saves."""
 
     saves: bool = False
     options: dict[str, Any] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class Node:
     now: float = 0.0
     disk: bytes = b""
     written: bytes = b""
-    """State of the save that is under way."""
+    """State of the save in progress."""
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again from what is on the disk."""
+        """Start again from the disk."""
         pods = PodTable(linger_seconds=self.linger_seconds)
         identities = (f"ledger-{number}" for number in self.numbers)
         self.ledgers = Ledgers(saves=self.saves, pods=pods, new_identity=lambda: next(identities), **self.options)
@@ -97,7 +97,7 @@ class Node:
         self.written = to_json(self.ledgers.begin_save(self.owner_of, NOON + self.now))
 
     def finish(self, *, written: bool = True, noticed: bool = True) -> None:
-        """End a save: whether the file was replaced, and whether the agent knows that."""
+        """End a save; the file is replaced or not, and the agent notices that or not."""
         if written:
             self.disk = self.written
         if written and noticed:
@@ -117,7 +117,7 @@ class Node:
         return self.ledgers.view().accounts[of]
 
     def active(self, of: Account = ML) -> dict[str, float]:
-        """Active seconds of an owner by identity, 0 where the ledger does not have it."""
+        """Return active seconds of an owner by identity, 0 if the ledger lacks the owner."""
         return {name: one.accounts.get(of, Totals()).seconds.active for name, one in self.shown.items()}
 
 
@@ -175,7 +175,7 @@ OTHERS = replace(KNOWN, owner=replace(KNOWN.owner, cost_labels="environment=__ot
 @pytest.mark.parametrize("saves", [False, True], ids=["in memory", "saved"])
 def test_cost_label_combinations_beyond_the_limit_are_metered_together(*, saves: bool) -> None:
     node = Node(saves=saves)
-    for _ in range(3):  # the last ones come with every sample, and are counted once
+    for _ in range(3):  # the last ones are in every sample, and count once
         for number in range(COST_LABELS_LIMIT + 5):
             node.charge(second(labelled(number), active=1.0), prices={"GPU-0": DOLLARS})
         node.charge(second(KNOWN, idle=1.0))
@@ -192,7 +192,7 @@ def test_cost_label_combinations_beyond_the_limit_are_metered_together(*, saves:
     assert accounts[OTHERS].seconds.active == 15.0 + more
     assert accounts[OTHERS].money == {"USD": ByState(unprofiled=15.0)}
     assert accounts[KNOWN].seconds.idle == 3.0
-    assert node.ledgers.folded_count == (1 if saves else 5), "since the last start"
+    assert node.ledgers.folded_count == (1 if saves else 5), "counted since the last start"
 
 
 def test_new_ledger_has_room_for_other_cost_label_combinations() -> None:
@@ -219,7 +219,7 @@ def test_pending_charges_are_bounded_by_the_cost_label_limit() -> None:
 def test_ledger_starts_with_the_first_sample_and_keeps_its_identity_after_restarts() -> None:
     node = Node(saves=True)
     node.charge(second(ML, active=1.0), passed=5.0)
-    assert node.shown == {}, "an identity that is not on disk yet promises nothing"
+    assert node.shown == {}, "an identity is not shown before it is on disk"
     node.save()
     before = node.shown
     node.restart()
@@ -262,7 +262,7 @@ def test_successful_save_ends_the_memory_only_ledger_and_resumes_the_saved_one()
     node.charge(second(ML, active=2.0))
     node.begin()
     node.charge(second(ML, active=4.0))
-    assert node.active() == {"ledger-1": 0.0, "ledger-2": 3.0}, "what is being written stands still"
+    assert node.active() == {"ledger-1": 0.0, "ledger-2": 3.0}, "a ledger does not change during its save"
     node.finish()
     node.save()
     assert node.active() == {"ledger-1": 4.0, "ledger-2": 3.0}
@@ -367,7 +367,7 @@ def test_full_saved_ledger_ends_with_its_content_on_disk() -> None:
         node.charge(second(account("ml", f"job-{number}"), active=1.0), second(WAITS, active=1.0))
         node.save()
     assert {name: len(one.accounts) for name, one in node.shown.items()} == {"ledger-2": 1, "ledger-1": 3}
-    assert node.ledgers.view().withheld_seconds == 4.0, "who waits for an owner moves to the new one"
+    assert node.ledgers.view().withheld_seconds == 4.0, "charges without an owner move to the new ledger"
     before = node.shown
     node.restart()
     assert node.shown == before
@@ -391,7 +391,7 @@ def test_provisional_charges_are_withheld_until_their_owner_is_known_and_saved()
     node.owner_of = known_owner
     node.charge(second(WAITS, active=2.0))
     node.save(works=False)
-    assert node.active(KNOWN) == {"ledger-1": 0.0, "ledger-2": 2.0}, "of what is on disk only a save can tell"
+    assert node.active(KNOWN) == {"ledger-1": 0.0, "ledger-2": 2.0}, "only a save can move charges that are on disk"
     node.save()
     assert node.active(KNOWN) == {"ledger-1": 1.0, "ledger-2": 2.0}
     view = node.ledgers.view()
@@ -509,7 +509,7 @@ STEPS = STEPS_OF_A_LIFE | st.tuples(st.just("kill"), st.booleans())
 
 
 class World:
-    """A node under random faults, and all that a reader of its page has seen."""
+    """A node under random faults, and everything that a reader of its page has seen."""
 
     def __init__(self, *, limit: int) -> None:
         self.node = Node(saves=True, options={"account_limit": limit})
@@ -558,7 +558,7 @@ class World:
         self.killed, self.saving = True, False
 
     def look(self) -> None:
-        """Take in what is shown: no identity goes back, and every second is there at most once."""
+        """Record the page: no identity decreases, and every second is shown at most once."""
         view = self.node.ledgers.view()
         assert len({ledger.identity for ledger in view.ledgers}) == len(view.ledgers)
         for ledger in view.ledgers:
@@ -572,7 +572,7 @@ class World:
         assert self.total() <= self.charged * (1 + 1e-9)
 
     def total(self) -> float:
-        """Seconds that a reader counts: of each identity what it showed last."""
+        """Return the seconds that a reader counts: the last value of each identity."""
         return sum(totals.seconds.total for accounts in self.seen.values() for totals in accounts.values())
 
 

@@ -1,4 +1,4 @@
-"""The series of the ledger: what is not known is absent, and what ends is told."""
+"""The series of the ledger: unknown values are absent, and the end of a ledger is shown."""
 
 import dataclasses
 from collections import Counter
@@ -167,7 +167,7 @@ def test_accounts_differing_only_in_mode_or_model_are_separate_series() -> None:
 
 
 def test_each_ledger_sums_to_its_capacity_and_never_decreases() -> None:
-    """With owners that are not known when their ledger ends: another one takes them over."""
+    """Some owners are unknown at the end of their ledger: another ledger takes them over."""
     ledgers, before = Ledgers(account_limit=3), dict[str, float]()
     for number in range(200):
         owner = Owner(namespace=f"team-{number // 30}", kind="Pod", name="a", provisional=number % 30 < 10)

@@ -43,7 +43,7 @@ async def test_pods_are_listed_once_and_then_watched(world: World) -> None:
         world.put(pod("a"), pod("b"), pod("elsewhere", node="other"))
         await until(lambda: B in pods.items, "the new pod")
         assert dict(pods.items) == {A: "uid-of-a", B: "uid-of-b"}
-        assert dict(before) == {A: "uid-of-a"}  # what a reader holds does not change under it
+        assert dict(before) == {A: "uid-of-a"}  # a reader's mapping does not change
         assert (pods.problem, pods.errors) == ("", {})
         assert pods.at_seconds == pytest.approx(time.time(), abs=5)
     assert world.server.requests == {"list pods": 1, "watch pods": 1}
@@ -88,7 +88,7 @@ TROUBLE = {
     Fault.API_FORBIDDEN: "",
     Fault.API_ERROR: "",
 }
-"""What befalls an open stream; the rest is for new requests."""
+"""Effect on an open stream; other faults concern new requests."""
 
 
 @pytest.mark.parametrize(("fault", "reason"), TROUBLE.items())
@@ -155,7 +155,7 @@ async def test_rotated_token_is_reloaded_without_an_error(world: World) -> None:
         await until(lambda: pods.known, "listed")
         world.faults = {Fault.API_UNAUTHORISED: 0}
         await asyncio.sleep(0)
-        await world.server.restart()  # open streams survive a rotation, so break them
+        await world.server.restart()  # open streams survive a rotation of the token, so break them
         world.put(pod("b"))
         await until(lambda: set(pods.items) == {B}, "the truth")
         assert "unauthorised" not in pods.errors
@@ -230,7 +230,7 @@ async def test_first_gone_lists_from_the_cache_and_later_ones_list_consistently(
         following(client, sleep=waits, random=lambda: 0.75) as pods,
     ):
         await until(lambda: pods.errors.get("gone", 0) >= 3, "gone three times")
-    assert waits.seconds[0] == 0.75 * GONE_SPREAD_SECONDS, "all agents are told at once"
+    assert waits.seconds[0] == 0.75 * GONE_SPREAD_SECONDS, "all agents get the error at once"
     lists = [request.query.get("resourceVersion") for request in requests if "watch" not in request.query]
     assert lists[:3] == ["0", "0", None]
 

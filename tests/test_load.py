@@ -1,4 +1,4 @@
-"""Agent and service under clients that are many, slow or odd: another scraper gets its page, samples go on."""
+"""Agent and service with many, slow or odd clients: another scraper gets its page, and samples continue."""
 
 import asyncio
 import gzip
@@ -22,7 +22,7 @@ from test_service_run import serving
 
 SOURCE = Path(__file__).resolve().parents[1] / "benchmarks" / "load_source.py"
 MOST_MIB = 300
-"""An agent without load has a third of it, a hundred pages of a copy each would be far more."""
+"""Three times the memory of an agent without load; separate copies of a hundred pages would need far more."""
 _SAMPLE = re.compile(r"^gpu_exporter_sample_timestamp_seconds (\S+)$", re.MULTILINE)
 SAMPLES = 4
 DESCRIPTORS_OF_A_HANDFUL = 40
@@ -42,7 +42,7 @@ CROWDS = {
 
 @contextmanager
 def crowd(port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Clients in a process of their own, once there are many."""
+    """Run clients in a separate process; yield after many have connected."""
     command = [sys.executable, str(SOURCE), *arguments, "--port", str(port), "--seconds", "120"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -54,15 +54,15 @@ def crowd(port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def told(process: subprocess.Popen[str]) -> Counter[str]:
-    """Ends them; what became of them."""
+def outcomes_of(process: subprocess.Popen[str]) -> Counter[str]:
+    """End the clients; return their outcomes."""
     process.terminate()
     said, _ = process.communicate(timeout=60)
     return Counter(json.loads(said)["outcomes"])
 
 
-def pages_meanwhile(url: str, context: ssl.SSLContext | None = None, *, samples: int = SAMPLES) -> list[str]:
-    """Whole pages, over a fresh connection each, until they show so many samples."""
+def pages_under_load(url: str, context: ssl.SSLContext | None = None, *, samples: int = SAMPLES) -> list[str]:
+    """Return whole pages, each over a new connection, until they show the given number of samples."""
     pages: list[str] = []
     seen: set[str] = set()
     began = time.monotonic()
@@ -83,7 +83,7 @@ def memory_mib(pid: int) -> int:
 
 
 def most_descriptors(pid: int, seconds: float) -> int:
-    """Returns the most descriptors that a process had open at once while it was looked at for so long."""
+    """Return the most open descriptors of a process over a time."""
     until, most = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         most = max(most, len(list(Path(f"/proc/{pid}/fd").iterdir())))
@@ -102,8 +102,8 @@ def agent() -> Iterator[AgentProcess]:
 def test_scrapes_and_samples_continue_under_each_kind_of_load(agent: AgentProcess, arguments: tuple[str, ...]) -> None:
     before = len(agent.lines)
     with crowd(agent.port, *arguments) as process:
-        pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}")
-        outcomes = told(process)
+        pages = pages_under_load(f"http://127.0.0.1:{agent.port}")
+        outcomes = outcomes_of(process)
     assert all("gpu_up{" in page for page in pages)
     assert memory_mib(agent.process.pid) < MOST_MIB
     assert not outcomes["500"]
@@ -137,8 +137,8 @@ async def test_fifty_concurrent_scrapers_get_the_same_whole_page_of_a_snapshot(a
 def test_odd_requests_are_answered_or_closed_and_not_logged(agent: AgentProcess) -> None:
     before = len(agent.lines)
     with crowd(agent.port, "odd", "--count", "300", "--rate", "600") as process:
-        pages = pages_meanwhile(f"http://127.0.0.1:{agent.port}")
-        outcomes = told(process)
+        pages = pages_under_load(f"http://127.0.0.1:{agent.port}")
+        outcomes = outcomes_of(process)
     assert all("gpu_up{" in page for page in pages)
     assert set(outcomes) <= {
         "100",
@@ -171,10 +171,10 @@ def test_flood_leaves_the_agent_the_descriptors_for_its_sources(descriptors: int
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", prefix=few) as agent:
         agent.until(lambda page: "gpu_exporter_sample_timestamp_seconds" in page, "a sample")
         with crowd(agent.port, *CROWDS["silent"], *ELSEWHERE):
-            # With room for a handful, whether the kernel even queues one more client among 700 a second is chance.
-            # What is the agent's to keep there are its descriptors and its samples.
+            # With few descriptors, the kernel queues one more client among 700 a second only by chance.
+            # The agent must still keep its descriptors and its samples.
             if descriptors > DESCRIPTORS_OF_A_HANDFUL:
-                pages_meanwhile(f"http://127.0.0.1:{agent.port}")
+                pages_under_load(f"http://127.0.0.1:{agent.port}")
             most = most_descriptors(agent.process.pid, CROWD_SECONDS)
             flooded_until = time.time()
         page = agent.until(
@@ -184,7 +184,7 @@ def test_flood_leaves_the_agent_the_descriptors_for_its_sources(descriptors: int
         assert most < min(200, descriptors)
         assert page['gpu_exporter_errors_total{part="http",reason="made_way"}'] > 0
         others = {name for name in matching(page, "gpu_exporter_errors_total") if 'part="http"' not in name}
-        assert not [name for name in others if page[name]], "a source failed meanwhile"
+        assert not [name for name in others if page[name]], "a source failed under load"
         assert not [line for line in agent.lines if "Too many open files" in line or "Traceback" in line]
 
 
@@ -194,7 +194,7 @@ def test_incomplete_tls_connections_do_not_block_other_clients(tmp_path: Path, k
     path = web_file(tmp_path, tls={})
     with running_agent("--simulate", "demo", "--sample-interval", "200ms", "--web-config", str(path)) as agent:
         with crowd(agent.port, kind, "--count", "800", "--rate", "400", "--again", *ELSEWHERE):
-            pages_meanwhile(f"https://localhost:{agent.port}", certificates.client())
+            pages_under_load(f"https://localhost:{agent.port}", certificates.client())
         assert memory_mib(agent.process.pid) < MOST_MIB
         assert not [line for line in agent.lines if "Traceback" in line or "SSL" in line]
 
@@ -207,8 +207,8 @@ def test_service_stays_within_its_limits_under_load(tmp_path: Path) -> None:
         kinds = (CROWDS["silent"], CROWDS["a header line of 100 MB"], ("odd", "--count", "100", "--rate", "200"))
         for arguments in kinds:
             with crowd(port, *arguments) as source:
-                assert pages_meanwhile(url, samples=0)
-                outcomes += told(source)
+                assert pages_under_load(url, samples=0)
+                outcomes += outcomes_of(source)
         assert not outcomes["500"]
         assert memory_mib(process.pid) < MOST_MIB
     assert "Traceback" not in log.read_text()

@@ -1,4 +1,4 @@
-"""Single objects that are read by name: how often, and what happens to those that cannot be."""
+"""Lookups of single objects by name: their frequency, and failed ones."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from gpu_simulator.truth import Fault
 
 
 class Names:
-    """Labels of namespaces, looked up."""
+    """Lookups of the labels of namespaces."""
 
     def __init__(self, cluster: Cluster, server: ApiServer, lookups: Lookups[str, str]) -> None:
         self.cluster = cluster
@@ -67,7 +67,7 @@ async def test_wanted_object_is_read_once_and_forgotten_when_no_longer_kept(tmp_
         before = names.lookups.items
         names.lookups.keep(["a", "b"])
         await names.until(lambda: names.lookups.items == {"a": "a", "b": "b"})
-        assert before == {"a": "a"}, "what a reader has does not change under it"
+        assert before == {"a": "a"}, "a reader's mapping does not change"
         names.lookups.keep(["b"])
         assert names.lookups.items == {"b": "b"}
         assert names.server.requests["get namespace"] == 2
@@ -84,7 +84,7 @@ async def test_changed_object_is_read_again_after_the_renewal_time(tmp_path: Pat
         assert names.lookups.given_up("a")
         assert names.lookups.problem is None
         names.cluster.add_namespace("a", labels={"team": "back"})
-        assert names.lookups.errors["not_found"] == 1, "what is gone is not asked for at every turn"
+        assert names.lookups.errors["not_found"] == 1, "a missing object is not requested at every turn"
 
 
 async def test_refused_lookup_is_given_up_and_retried_later(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_outage_causes_one_request_at_a_time(tmp_path: Path) -> None:
         assert all(names.lookups.given_up(name) for name in "abc")
         names.lookups.want("d")
         names.cluster.now += PATIENCE_SECONDS
-        assert names.lookups.given_up("d"), "wanted in the outage, it has waited as long"
+        assert names.lookups.given_up("d"), "a lookup from the outage has waited as long"
         names.cluster.faults = {}
         await names.until(lambda: len(names.lookups.items) == 3)
         assert names.lookups.problem is None

@@ -1,4 +1,4 @@
-"""Two readings made one: NVML's word on what is there, DCGM's figures where NVML has none."""
+"""Merge of two readings: NVML decides which devices exist, DCGM supplies values that NVML lacks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -64,7 +64,7 @@ def reading(source: str, *gpus: GpuReading, at: float = 100.0, **facts: object) 
 
 
 def joined(nvml: Reading | None, dcgm: Reading | None) -> Reading:
-    """Return what both report, where nothing was reported before."""
+    """Return the merge of both readings, without an earlier reading."""
     one, _ = merge(nvml, dcgm)
     assert one is not None
     return one
@@ -151,7 +151,7 @@ def test_dcgm_of_another_machine_adds_nothing() -> None:
     nvml, other = reading("nvml", of(0, {UTIL: 3})), reading("dcgm", of(5, {UTIL: 4}), dcgm_version="4.6.0")
     assert joined(nvml, other) == nvml
     assert not of_one_machine(nvml, other)
-    assert of_one_machine(reading("nvml"), other), "an NVML without GPUs says nothing against the engine's"
+    assert of_one_machine(reading("nvml"), other), "an NVML without GPUs does not contradict the engine"
 
 
 def test_gpus_keep_their_nvml_identities_while_nvml_is_unavailable() -> None:
@@ -207,13 +207,13 @@ def test_merge_keeps_every_value_and_the_identities_of_nvml(
 ) -> None:
     nvml, dcgm = reading("nvml", *ours), reading("dcgm", *theirs)
     one = joined(nvml, dcgm)
-    assert joined(nvml, dcgm) == one, "pure"
+    assert joined(nvml, dcgm) == one, "the inputs stay unchanged"
     by_uuid = {each.gpu.uuid: each for each in one.gpus}
     engine = {each.gpu.uuid: each for each in theirs}
     known = engine if of_one_machine(nvml, dcgm) else {}
     assert len(by_uuid) == len(one.gpus)
     indexes = [each.gpu.index for each in one.gpus]
-    assert indexes == sorted(set(indexes)), "the order is the index's, and no two GPUs have the same"
+    assert indexes == sorted(set(indexes)), "GPUs are sorted by a unique index"
     for before in ours:
         after = by_uuid[before.gpu.uuid]
         assert (after.gpu, after.state) == (before.gpu, before.state)

@@ -1,4 +1,4 @@
-"""What is read of the Kubernetes API, over real HTTP, and what is left when a part of it cannot be had."""
+"""Metadata from the Kubernetes API, over real HTTP, and the rest after a failure of a part."""
 
 import gc
 import time
@@ -137,7 +137,7 @@ async def test_pod_that_finishes_while_listed_by_the_kubelet_has_ended_at_once(
         evidence = reader.metadata.evidence(cluster.now)
         assert (evidence.pods, evidence.ended) == ({}, frozenset({("ml", "train-0")}))
         assert evidence.is_followed
-        assert reader.metadata.facts("ml", "train-0") == facts, "its last seconds are still being entered"
+        assert reader.metadata.facts("ml", "train-0") == facts, "its last seconds are not yet charged"
         cluster.faults = {Fault.API_DOWN: 0}
         await reader.until(lambda: reader.metadata.status.problem)
         assert reader.metadata.evidence(cluster.now).ended, "an outage does not bring it back"
@@ -201,7 +201,7 @@ async def test_metadata_of_a_deleted_pod_is_freed_after_some_time(cluster: Clust
             await reader.until(lambda name=name: reader.metadata.facts("ml", name))
             del cluster.pods["ml", name]
         await reader.until(lambda: not any(pod.startswith("short") for _, pod in reader.metadata.evidence(0).pods))
-        assert reader.metadata.facts("ml", "short-4") is not None, "its last seconds are still being entered"
+        assert reader.metadata.facts("ml", "short-4") is not None, "its last seconds are not yet charged"
         reader.passes(700)
         cluster.add_pod("last")
         await reader.until(lambda: reader.metadata.facts("ml", "last"))
@@ -409,7 +409,7 @@ async def test_unexpected_error_stops_one_lookup_for_a_while_and_not_the_agent(
         metadata = reader.metadata
         await reader.until(lambda: metadata.facts("ml", "train-0") and metadata.node_facts)
         await reader.until(lambda: reader.server.open_streams)
-        divisors.append(0.0)  # once, where a namespace's next reading is drawn
+        divisors.append(0.0)  # once, in the draw of a namespace's next reading
         reader.note(whole_gpu("train-0"), whole_gpu("other-0", "other"))
         cluster.add_namespace("other")
         await reader.until(lambda: reader.server.requests["get namespace"] >= 2)

@@ -1,4 +1,4 @@
-"""Metering in the agent: what is shown has been saved, restarts go on, prices are of the moment, bad disks are told."""
+"""Metering in the agent: shown values are saved, restarts continue, prices depend on time, disk faults are reported."""
 
 import os
 import signal
@@ -111,7 +111,7 @@ def test_ledger_view_shows_exactly_the_saved_seconds(tmp_path: Path) -> None:
     save = metering.begin_save(NOON + 5, 5.0)
     assert save is not None
     sample(metering, 6.0)
-    assert shown(metering, 6.0).capacity_seconds == 0.0, "not while it is being written"
+    assert shown(metering, 6.0).capacity_seconds == 0.0, "not during the save"
     metering.end_save(save, save.write())
     view = shown(metering, 6.0)
     assert seconds(view, ML) == (5.0, 0.0, 0.0)
@@ -161,7 +161,7 @@ def test_energy_of_a_gap_with_a_driver_reload_is_unknown(tmp_path: Path) -> None
 def test_energy_over_a_gap_is_measured_only_with_the_same_loaded_driver(
     tmp_path: Path, *, reloads: bool, restarts: bool
 ) -> None:
-    """The counter of the driver that was loaded again is higher than the old one's was."""
+    """The counter of the newly loaded driver is higher than the old one was."""
     module = tmp_path / "sys/module/nvidia"
     module.mkdir(parents=True)
     metering = started(tmp_path)
@@ -392,11 +392,11 @@ def test_memory_ledger_is_shown_while_the_disk_fails_and_never_decreases(tmp_pat
         if step == 19:
             assert "--state-dir" in shown(metering, steady).state_problem
             assert shown(metering, steady).saved_at_seconds is None
-            assert last == pytest.approx(steady, abs=0.5), "memory goes on being shown"
+            assert last == pytest.approx(steady, abs=0.5), "the memory-only ledger is still shown"
     assert shown(metering, 20.0).state_problem == ""
     assert metering.errors == {("state", "state_unwritable"): 1}
     kept = shown(started(directory, steady=20.0), 20.0)
-    assert kept.capacity_seconds >= last, "what was shown last has been kept"
+    assert kept.capacity_seconds >= last, "the last shown value is kept"
 
 
 def test_hanging_disk_is_reported_and_the_memory_ledger_is_shown(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_hanging_disk_is_reported_and_the_memory_ledger_is_shown(tmp_path: Path)
     assert save is not None
     for step in range(1, int(HUNG_SECONDS) + 3):
         sample(metering, float(step))
-        assert metering.begin_save(NOON + step, float(step)) is None, "one at a time"
+        assert metering.begin_save(NOON + step, float(step)) is None, "only one save at a time"
     now = HUNG_SECONDS + 2
     view = shown(metering, now)
     assert "has not answered" in view.state_problem
@@ -415,7 +415,7 @@ def test_hanging_disk_is_reported_and_the_memory_ledger_is_shown(tmp_path: Path)
     (identity,) = (ledger.identity for ledger in view.ledgers)
     metering.end_save(save, save.write())
     view = shown(metering, now)
-    assert view.capacity_seconds == now, "an old save that came through takes nothing back"
+    assert view.capacity_seconds == now, "a late save decreases no value"
     assert identity in {ledger.identity for ledger in view.ledgers}
     sample(metering, now + 1)
     save_now(metering, NOON + now + 1, now + 1)
@@ -481,7 +481,7 @@ def test_label_dependent_price_is_unknown_until_the_labels_are_read(tmp_path: Pa
     again = started(tmp_path, prices=prices, steady=3.0)
     again.prices.learn(None)
     sample(again, 3.0)
-    assert again.prices.current == {"GPU-0": SPOT.price}, "the labels are kept with the state"
+    assert again.prices.current == {"GPU-0": SPOT.price}, "the state has the labels"
 
 
 def test_label_independent_price_is_charged_before_labels_are_read() -> None:
@@ -494,7 +494,7 @@ def test_label_independent_price_is_charged_before_labels_are_read() -> None:
     metering.prices.facts = NodeFacts(capacity_type="on-demand")
     metering.prices.learn(None)
     sample(metering, 0.0)
-    assert metering.prices.current == {"GPU-0": DOLLAR}, "the flag decides"
+    assert metering.prices.current == {"GPU-0": DOLLAR}, "the option decides"
 
 
 LABELLED_NODE = """
@@ -695,7 +695,7 @@ def test_agent_saves_the_last_sample_on_sigterm(tmp_path: Path) -> None:
     seen_seconds = len(matching(page, "gpu_up")) * (page[SAMPLED_AT] - began)
     totals = [account["totals"] for account in state["ledger"]["accounts"]]
     saved_seconds = sum(sum(one["seconds"].values()) for one in totals)
-    assert saved_seconds >= seen_seconds * 0.99 > 0, "with the time of owners that are not known yet"
+    assert saved_seconds >= seen_seconds * 0.99 > 0, "including the time of unknown owners"
 
 
 def test_agent_keeps_ages_and_idle_times_after_a_kill(tmp_path: Path) -> None:
@@ -713,7 +713,7 @@ def test_agent_keeps_ages_and_idle_times_after_a_kill(tmp_path: Path) -> None:
         agent.end(signal.SIGKILL)
     with running_agent(*arguments) as agent:
         after = agent.until(lambda page: matching(page, "gpu_pod_idle_for_seconds"), "the pod")
-    assert idle_for(after) >= idle_for(before) - 3.0, "but for what was not saved"
+    assert idle_for(after) >= idle_for(before) - 3.0, "except for unsaved time"
     (age,) = matching(after, "gpu_pod_age_seconds").values()
     assert age >= idle_for(before)
 

@@ -1,4 +1,4 @@
-"""docs/migrating.md says what the code does: every metric, flag and variable has its row, and its queries answer."""
+"""docs/migrating.md agrees with the code: every metric, flag and variable has its row, and its queries have answers."""
 
 import os
 import re
@@ -80,7 +80,7 @@ def test_every_link_has_a_target() -> None:
 
 
 def answers(tmp_path: Path, series: dict[str, str], expected: dict[str, list[str]]) -> None:
-    """Ask each query in a Prometheus' own unit test; what is expected are the label sets of its answer."""
+    """Run each query in a unit test of Prometheus, and compare the label sets of its answer."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool on the PATH: make install")

@@ -58,7 +58,7 @@ HUNG = ("failed", "hung")
 
 
 class Faults:
-    """What is wrong with each GPU of the simulated driver, whichever process has it open."""
+    """Faults of each GPU of the simulated driver, for every process that opens it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Faults:
         (self.directory / str(index)).unlink()
 
     def worker(self) -> Worker:
-        """A worker whose child is killed when it is silent for half a second."""
+        """Return a worker whose child is killed after half a second of silence."""
         fields = ",".join(str(int(field)) for field in sorted(ALWAYS_READ))
         program = CHILD.format(tests=str(ROOT / "tests"), faults=str(self.directory), fields=fields)
         return Worker(
@@ -85,13 +85,13 @@ class Faults:
 
 
 def states(agent: Agent) -> list[tuple[str, str]]:
-    """State and reason of each GPU, by UUID: a driver that lacks one counts the others otherwise."""
+    """Return state and reason of each GPU, by UUID: without one GPU a driver numbers the others differently."""
     views = agent.snapshot.devices if agent.snapshot else ()
     return [(view.state, view.reason) for view in sorted(views, key=lambda view: view.uuid)]
 
 
 def bind(sys_root: Path, bus_id: str, driver: str) -> None:
-    """Bind a PCI device to a kernel driver, as sysfs shows it."""
+    """Bind a PCI device to a kernel driver, as in sysfs."""
     device = sys_root / "bus/pci/devices" / bus_id
     device.mkdir(parents=True, exist_ok=True)
     (device / "driver").unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def bind(sys_root: Path, bus_id: str, driver: str) -> None:
 
 
 def on_page(agent: Agent, name: str, label: str) -> dict[str, float]:
-    """Values of a metric on the page, by one of their labels."""
+    """Return values of a metric on the page, by one of their labels."""
     text = agent.renderer.metrics(agent.snapshot, "").plain.decode() if agent.snapshot else ""
     rows = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(f"{name}{{")]
     return {key.split(f'{label}="')[1].split('"')[0]: float(value) for key, value in rows}
@@ -111,7 +111,7 @@ async def running(
     sys_root: Path = Path("/nowhere"),
     held: Sequence[str] = WHOLE,
 ) -> AsyncIterator[Agent]:
-    """An agent that samples every 0.1 s and whose patience with a missing GPU is 0.3 s."""
+    """Run an agent that samples every 0.1 s and waits 0.3 s for a missing GPU."""
     containers = tuple(
         ContainerAllocation(
             namespace="ml",
@@ -145,16 +145,16 @@ async def running(
 
 
 def children() -> list[int]:
-    """Process ids of this process's children."""
+    """Return the process ids of this process' children."""
     text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii")
     return [int(pid) for pid in text.split()]
 
 
 async def longest_gap_seconds(agent: Agent, index: int, until_true: Callable[[], bool]) -> float:
-    """The longest time for which one GPU was not up on the page, until something is so."""
+    """Return the longest time for which one GPU was not up on the page, until a condition holds."""
     longest, since, end = 0.0, None, time.monotonic() + 30.0
     while not until_true():
-        assert time.monotonic() < end, "not seen in time"
+        assert time.monotonic() < end, "the condition was not met in time"
         now = time.monotonic()
         if states(agent)[index] == UP:
             since = None
@@ -182,13 +182,13 @@ async def test_returning_gpu_is_up_and_the_others_have_no_gap(tmp_path: Path) ->
         faults.end(1)
         dark = await longest_gap_seconds(agent, 0, lambda: states(agent) == [UP, UP, UP])
         assert dark < 0.5
-        # In a new process, which has measured everything before it takes over.
+        # A new process takes over after it has measured everything.
         assert worker.pid != second
         assert worker.status.restarts == 1
 
 
 async def test_partitioned_gpu_missing_at_start_is_up_once_it_returns(tmp_path: Path) -> None:
-    """The kubelet names its instances, and these do not name their GPU."""
+    """The kubelet lists its instances, and their ids do not name their GPU."""
     faults = Faults(tmp_path)
     (tmp_path / "mig-1").touch()
     faults.set(1, Fault.GPU_ABSENT)
@@ -241,7 +241,7 @@ async def test_hung_gpu_does_not_affect_others_and_recovers(tmp_path: Path) -> N
         dark = await longest_gap_seconds(agent, 0, lambda: states(agent) == [UP, HUNG, UP])
         assert dark < 5.0  # the deadline and one start
         working, since = worker.pid, time.monotonic()
-        # The hung GPU is asked again meanwhile, by a process that nobody waits for.
+        # A process for which no other waits reads the hung GPU again in that time.
         dark = await longest_gap_seconds(agent, 2, lambda: time.monotonic() - since > 4.5)
         assert (dark, worker.pid, worker.status.restarts) == (0.0, working, 1)
         assert (worker.errors, states(agent)) == ({"hung": 1}, [UP, HUNG, UP])
@@ -297,7 +297,7 @@ async def test_gpu_hanging_at_driver_open_hides_no_other_gpu(tmp_path: Path) -> 
 
 
 async def test_one_process_reads_the_driver_in_normal_operation(tmp_path: Path) -> None:
-    others = set(children())  # what other tests of this process keep running
+    others = set(children())  # children of other tests in this process
     worker = Faults(tmp_path).worker()
     async with running(worker) as agent:
         await until(lambda: states(agent) == [UP, UP, UP])

@@ -1,4 +1,4 @@
-"""Who may speak with agent and cost service under the NetworkPolicies of the chart and of kustomize."""
+"""Peers that may connect to agent and cost service under the NetworkPolicies of the chart and of kustomize."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ ADDRESS = {
     "target": {"kind": "NetworkPolicy", "name": "gpu-cost-exporter-api-server"},
     "patch": "- {op: replace, path: /spec/egress/1/to/0/ipBlock/cidr, value: 10.0.0.1/32}",
 }
-"""What a user of `network-policy-api-server` must say."""
+"""Required patch of a user of `network-policy-api-server`."""
 
 AGENTS: dict[str, Install] = {
     "chart": lambda _folder: documents(values=ON + "agent: {metadata: {enabled: false}}"),
@@ -58,7 +58,7 @@ def policies(found: list[Document]) -> list[Document]:
 
 
 def reached(found: list[Document], source: Peer) -> set[tuple[str, int, str]]:
-    """All that a pod reaches: address, port and protocol, out of many of each."""
+    """Return everything that a pod reaches: address, port and protocol, out of many of each."""
     ports = (22, 53, 80, 443, 5353, 5555, 6443, 9090, 9400, 9401, 10250)
     return {
         (peer.address, port, protocol)
@@ -70,7 +70,7 @@ def reached(found: list[Document], source: Peer) -> set[tuple[str, int, str]]:
 
 
 NAMES = {(DNS.address, 53, "TCP"), (DNS.address, 53, "UDP")}
-"""What asking for names takes."""
+"""Connections for name resolution."""
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_service_egress_uses_namespace_and_port_of_the_prometheus_url() -> None:
 
 
 def test_custom_namespace_selectors_replace_the_default_labels() -> None:
-    # Helm mixes a mapping with the default's: both labels would have to hold.
+    # Helm merges a mapping with the default: both labels would then be required.
     where = "prometheus: {namespaceSelector: {matchLabels: {team: observability}}}"
     names = "dns: {namespaceSelector: {matchLabels: {dns: here}}}"
     found = policies(documents(values=ON.replace("true, ", f"true, {where}, {names}, ") + SERVICE))
@@ -176,4 +176,4 @@ def test_api_server_placeholder_address_is_an_invalid_cidr(tmp_path: Path) -> No
     found = composed(tmp_path / "ours", ["metadata", "network-policy", "network-policy-api-server"])
     policy = of_kind(policies(found), "NetworkPolicy", "api-server")
     (peer,) = policy["spec"]["egress"][1]["to"]
-    assert not peer["ipBlock"]["cidr"][0].isdigit(), "or it would be taken, and nobody reached"
+    assert not peer["ipBlock"]["cidr"][0].isdigit(), "a valid placeholder would be applied, and reach no peer"

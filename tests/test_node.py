@@ -23,7 +23,7 @@ EPOCH = 1_700_000_000.0
 
 
 async def readings(node: SimulatedNode, directory: Path, count: int) -> list[Reading]:
-    """The first readings of a real child of this node."""
+    """Return the first readings of a real child of this node."""
     worker = Worker(name="nvml", command=node.child_command(0.25, DEFAULT.fields), interval_seconds=0.25)
     task = asyncio.create_task(worker.run())
     taken: list[Reading] = []
@@ -80,7 +80,7 @@ async def test_simulated_driver_matches_the_scenario_and_the_join_finds_every_ho
     assert [gpu.state for gpu in reading.gpus] == [DeviceState.UP] * 8
     instances = [part.instance for gpu in reading.gpus for part in gpu.instances]
     assert [part.uuid for part in instances] == [i.uuid for gpu in truth.gpus for i in gpu.instances]
-    # student-05 and the notebook do nothing, the notebook not since second 20.
+    # student-05 and the notebook are idle, the notebook since second 20.
     assert reading.gpus[3].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
     assert reading.gpus[5].instances[4].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.0, abs=1e-6)
     assert reading.gpus[4].instances[2].values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.3, abs=1e-3)

@@ -1,4 +1,4 @@
-"""The report of one agent: what it says, how far it adds up, and what it says when there is no agent."""
+"""The report of one agent: its figures, its sums, and its message without an agent."""
 
 import asyncio
 import csv
@@ -86,9 +86,9 @@ def test_table_lists_owners_first_and_unattributed_and_unallocated_separately() 
     lines = text.splitlines()
     order = [next(n for n, line in enumerate(lines) if line.startswith(one)) for one in ("vision", "Unatt", "Unall")]
     assert order == sorted(order)
-    assert order[1] - order[0] > 1, "a rule between"
+    assert order[1] - order[0] > 1, "a rule is between them"
     assert row(text, "Unattributed")[-2:] == ["no", "price"]
-    assert row(text, "Total")[-12:-2] == ["2.0000", *hours[1:], *of_effect], "of owners"
+    assert row(text, "Total")[-12:-2] == ["2.0000", *hours[1:], *of_effect], "the figures are those of owners"
     assert row(text, "Total")[-2:] == ["4.95*", "0.42"]
 
 
@@ -278,7 +278,7 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
     assert document["missing_seconds"] == 0.0
     kinds = {line["owner_kind"] for line in document["lines"]}
     assert "Unallocated" in kinds
-    assert document["prices"], "the bundled book knows the demo's model"
+    assert document["prices"], "the bundled book has a price for the demo's model"
 
 
 @pytest.mark.parametrize(

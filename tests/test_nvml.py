@@ -1,4 +1,4 @@
-"""The NVML source over a driver that follows a hand-moved truth: values, faults, recovery."""
+"""The NVML source over a driver with a truth that a test changes: values, faults, recovery."""
 
 import ctypes
 import subprocess
@@ -25,7 +25,7 @@ ALL = frozenset(Field)
 
 
 class Watched:
-    """An open source and the node under it, moved together."""
+    """An open source and its node, which change together."""
 
     def __init__(self, node: Node, source: NvmlSource) -> None:
         self.node = node
@@ -479,7 +479,7 @@ def test_temporarily_undescribable_instance_stays_listed_with_a_new_one(code: in
 def test_undescribable_instance_hides_no_other_and_marks_the_list_incomplete(
     monkeypatch: pytest.MonkeyPatch, function: str, told: list[int]
 ) -> None:
-    """The one that was in its place before is gone if that has another UUID by now, and else may be there still."""
+    """The former instance in its place is gone if the place has another UUID, and may otherwise still exist."""
     with watched(partitioned(instance(1), instance(2))) as it:
         assert it.after(1).gpus[0].lacks_instances is False
         it.node.change(instances=(instance(3), instance(4), instance(5)))
@@ -618,7 +618,7 @@ def test_ecc_counters_left_unset_by_the_driver_are_absent() -> None:
 
 def test_field_left_unset_by_the_driver_is_absent() -> None:
     class Forgetful:
-        """A driver that answers the batch with success and fills nothing."""
+        """A driver that answers the batch with success and returns no values."""
 
         def __call__(self, *_: object) -> int:
             return 0

@@ -1,4 +1,4 @@
-"""The wall clock of a node is set while its GPUs are sampled: nothing waits by it, and nobody is idle for it."""
+"""The wall clock of a node steps while its GPUs are sampled: no wait depends on it, and no holder becomes idle."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ BUSY = gpu(load=load(engine=0.9, utilisation=0.9), processes=(process(1, sm=0.5)
 
 @contextmanager
 def sampled(one: GpuTruth) -> Iterator[tuple[Node, Sample]]:
-    """A node of one GPU and a way to sample it: so many seconds later, by a wall clock that is so much off."""
+    """Yield a node of one GPU and a sampler: a sample some seconds later, with an offset of the wall clock."""
     with simulated(one, init=False) as node:
         source = NvmlSource(frozenset(Field), clock=lambda: node.truth.at_seconds)
         source.open()
@@ -58,7 +58,7 @@ def test_driver_opened_without_a_gpu_is_reopened_after_the_clock_is_set_back() -
 
 
 def test_processes_are_not_polled_sooner_after_the_clock_is_set_forward() -> None:
-    """Over a fifth of a second the driver has seen one of two processes only, and the other would look idle."""
+    """In a fifth of a second the driver has a sample of one of two processes only, and the other would seem idle."""
     with sampled(BUSY) as (_, sample):
         for _ in range(20):
             before = sample(0.25, 0.0)
@@ -82,7 +82,7 @@ def test_processes_stay_active_after_the_clock_is_set_back() -> None:
 
 
 def readings_between_silences() -> Iterator[GpuReading]:
-    """A GPU at an even load, sampled every 0.15 s, whose driver is silent for 3 s at the begin of each fifth sample."""
+    """Yield readings at an even load, every 0.15 s, of a driver that hangs for 3 s in every fifth sample."""
     at, silent_until = 100.0, 0.0
 
     def truth() -> NodeTruth:
@@ -113,7 +113,7 @@ def readings_between_silences() -> Iterator[GpuReading]:
 
 
 def test_processes_are_not_polled_sooner_after_a_driver_hang_in_a_sample() -> None:
-    """What it tells of them is of the time since its answer; of a fifth of a second it knows one process only."""
+    """Its process samples cover the time since its last answer; in a fifth of a second they have one process only."""
     for told in readings_between_silences():
         assert told.processes is not None
         assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)

@@ -1,4 +1,4 @@
-"""Clients of OpenCost and Kubecost, unmodified: what they send is answered with what they can show."""
+"""Clients of OpenCost and Kubecost, unmodified: their requests get answers that they can show."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ WEEKLY = "/model/allocation?window=7d&accumulate=true&includeIdle=true"
 
 @pytest.fixture
 async def site(fleet_prometheus: FleetServer) -> AsyncIterator[Running]:
-    """Serve a fleet with two currencies; no client names one."""
+    """Serve a fleet with two currencies; the clients name none."""
     async with running(fleet_prometheus.url, currency="USD") as made:
         yield made
 

@@ -14,7 +14,7 @@ from exporter.model.snapshot import DeviceView
 
 OTHER = Owner(namespace="ml", kind="Job", name="other", team="nlp")
 WALL = 1_000_000.0
-"""Unix time of the monotonic clock's 0."""
+"""Unix time at 0 of the monotonic clock."""
 
 
 def faults_of(faults: OwnerFaults, steady: float, *views: DeviceView) -> OwnersView:
@@ -55,12 +55,12 @@ def test_gpu_with_a_critical_fault_is_a_broken_gpu_of_its_owner(view: DeviceView
 
 def test_error_events_mark_a_gpu_broken_for_the_duration_of_their_alert() -> None:
     faults = OwnerFaults()
-    assert faults_of(faults, 0.0, TRAINED).broken_gpus == {}, "errors of before the start are old"
+    assert faults_of(faults, 0.0, TRAINED).broken_gpus == {}, "errors from before the start are old"
     grown = telling(ECC_DBE_VOL_TOTAL=5)
     for minute, broken in ((1, True), (45, True), (47, False)):
         assert bool(faults_of(faults, minute * MINUTE, grown).broken_gpus) is broken
     fewer = telling(ECC_DBE_VOL_TOTAL=0)
-    assert faults_of(faults, 50 * MINUTE, fewer).broken_gpus == {}, "the driver was loaded again"
+    assert faults_of(faults, 50 * MINUTE, fewer).broken_gpus == {}, "the driver was reloaded"
     fallen = with_xid(fewer, 79, at=50 * MINUTE)
     for minute, broken in ((51, True), (89, True), (91, False)):
         assert bool(faults_of(faults, minute * MINUTE, fallen).broken_gpus) is broken

@@ -1,4 +1,4 @@
-"""What owners hold and use: GPUs by share, activity over windows, waste, policy, opt-out, money, pools."""
+"""Figures of owners: GPUs by share, activity over windows, waste, policy, opt-out, money, pools."""
 
 import json
 import math
@@ -63,9 +63,9 @@ def test_profiled_seconds_are_counted_by_window_and_bottleneck() -> None:
     with_sm = {**uses, "sm": 0.3, "sm_profiled": 0.5}
     assert dict(use.resource_use_seconds) == pytest.approx({name: gpus * HOUR for name, gpus in with_sm.items()})
     node.until(2 * HOUR + MINUTE, *views, quarter(ActivitySource.PROCESS_SAMPLES))
-    assert dict(node.use().profiled_seconds), "a holder with measured activity is in no doubt"
+    assert dict(node.use().profiled_seconds), "a holder with measured activity is certain"
     node.until(2 * HOUR + 2 * MINUTE, *views, quarter(ESTIMATED))
-    assert dict(node.use().profiled_seconds) == {}, "what was estimated cannot be taken out of it"
+    assert dict(node.use().profiled_seconds) == {}, "the estimated part cannot be separated"
     node.until(2 * HOUR + 3 * MINUTE)
     assert node.use().effective_seconds["24h"] == pytest.approx(0.65 * 2.05 * HOUR, rel=0.01), "ended holders count"
 
@@ -90,7 +90,7 @@ def test_recreated_pods_cover_the_window_of_their_owner() -> None:
     assert use.gpus == 1.0
     for window in ("15m", "30m", "1h", "2h"):
         assert use.measured_seconds[window] / WINDOWS[window] >= 0.9, window
-    assert use.unused_gpus == {}, "the pod that holds it now is younger than any window"
+    assert use.unused_gpus == {}, "its present pod is younger than any window"
 
 
 def test_owner_without_devices_keeps_its_past_usage() -> None:

@@ -1,4 +1,4 @@
-"""Who is charged: one pod, one owner, whenever metadata comes, goes or changes its mind."""
+"""Charges: one pod has one owner, whenever metadata arrives, disappears or changes."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import fields, replace
@@ -28,8 +28,8 @@ def held(uid: str | None = None) -> DeviceView:
     return DeviceView(gpu=gpu(), allocation=AllocationState.ALLOCATED, pods=pods)
 
 
-class Told:
-    """What the API says at the moment."""
+class FakeApi:
+    """The present state of the API."""
 
     def __init__(self, owners: Mapping[str, Owner] | None = None) -> None:
         self.owners = dict(owners or {})
@@ -47,29 +47,29 @@ def test_namespace_is_the_owner_without_metadata() -> None:
 
 
 def test_pod_keeps_its_first_owner_and_a_new_pod_with_its_name_gets_its_own() -> None:
-    told = Told({"a": JOB})
-    owners = Owners(tenancy=told)
+    api = FakeApi({"a": JOB})
+    owners = Owners(tenancy=api)
     first, second = holder("a", uid="1"), holder("a", uid="2")
     assert owners.owner_of(first) == JOB
-    told.owners["a"] = OTHER_TEAM
+    api.owners["a"] = OTHER_TEAM
     assert owners.owner_of(first) == JOB
     facts = owners.facts(first)
     assert facts is not None
     assert (facts.owner, facts.queue) == (JOB, "gold")
-    del told.owners["a"]
+    del api.owners["a"]
     assert owners.owner_of(first) == JOB
-    told.owners["a"] = OTHER_TEAM
+    api.owners["a"] = OTHER_TEAM
     assert owners.owner_of(second) == OTHER_TEAM
 
 
 @pytest.mark.parametrize("uids", ["12", "2"], ids=["the same pod, then a new one", "a new pod"])
 def test_owner_of_a_holder_survives_an_agent_restart(uids: str) -> None:
-    told = Told({"a": JOB})
-    owners = Owners(tenancy=told)
+    api = FakeApi({"a": JOB})
+    owners = Owners(tenancy=api)
     meter = Meter(1.0, owners.owner_of)
     meter.add((held(uid="1"),), 0.0)
-    told.owners["a"] = OTHER_TEAM
-    after = Owners(tenancy=told)
+    api.owners["a"] = OTHER_TEAM
+    after = Owners(tenancy=api)
     after.restore(meter.state().slots)
     owner_of = {"1": JOB, "2": OTHER_TEAM}
     for uid in uids:
@@ -79,7 +79,7 @@ def test_owner_of_a_holder_survives_an_agent_restart(uids: str) -> None:
 def test_namespace_owner_from_missing_metadata_is_not_pinned() -> None:
     meter = Meter(1.0, Owners().owner_of)
     meter.add((held(uid="1"),), 0.0)
-    after = Owners(tenancy=Told({"a": JOB}))
+    after = Owners(tenancy=FakeApi({"a": JOB}))
     after.restore(meter.state().slots)
     assert after.owner_of(holder("a", uid="1")) == JOB
 
@@ -91,7 +91,7 @@ def metered(owners: Owners, ledgers: Ledgers, meter: Meter, seconds: range) -> N
 
 
 def restarted(ledgers: Ledgers, now: float) -> Ledgers:
-    """What the next process makes of the state."""
+    """Return the ledgers of the next process, from the state."""
     after = Ledgers()
     after.restore(through_json(ledgers.begin_save(lambda owner: owner, now)))
     return after
@@ -104,8 +104,8 @@ def seconds_of(ledgers: Ledgers, owner: Owner) -> float | None:
 
 
 def test_time_before_the_owner_is_known_is_charged_to_the_owner() -> None:
-    told = Told()
-    owners, ledgers = Owners(tenancy=told), Ledgers()
+    api = FakeApi()
+    owners, ledgers = Owners(tenancy=api), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     metered(owners, ledgers, meter, range(11))
     waiting = ledgers.view()
@@ -113,7 +113,7 @@ def test_time_before_the_owner_is_known_is_charged_to_the_owner() -> None:
     assert (waiting.withheld_seconds, waiting.capacity_seconds) == (10.0, 10.0)
 
     after = restarted(ledgers, 10.0)
-    told.owners["a"] = JOB
+    api.owners["a"] = JOB
     metered(owners, after, meter, range(11, 21))
     assert seconds_of(after, JOB) == 20.0
     assert after.view().withheld_seconds == 0.0
@@ -121,7 +121,7 @@ def test_time_before_the_owner_is_known_is_charged_to_the_owner() -> None:
 
 
 def test_pod_with_a_never_known_owner_becomes_its_own_owner() -> None:
-    owners, ledgers = Owners(tenancy=Told()), Ledgers()
+    owners, ledgers = Owners(tenancy=FakeApi()), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     metered(owners, ledgers, meter, range(11))
     late = round(PATIENCE_SECONDS) + 2
@@ -131,14 +131,14 @@ def test_pod_with_a_never_known_owner_becomes_its_own_owner() -> None:
 
 
 def test_time_of_a_new_pod_with_the_same_name_waits_for_its_own_owner() -> None:
-    told = Told({"a": JOB})
-    owners = Owners(tenancy=told)
+    api = FakeApi({"a": JOB})
+    owners = Owners(tenancy=api)
     assert owners.owner_of(holder("a", uid="1")) == JOB
-    told.owners.clear()
+    api.owners.clear()
     provisional = owners.owner_of(holder("a", uid="2"))
     assert provisional == replace(WAITS, pod_uid="2")
-    assert owners.settled(provisional, 0.0) == provisional, "the first one's owner does not pay for it"
-    told.owners["a"] = OTHER_TEAM
+    assert owners.settled(provisional, 0.0) == provisional, "the owner of the first pod does not pay for the second"
+    api.owners["a"] = OTHER_TEAM
     assert owners.settled(provisional, 1.0) == OTHER_TEAM
 
 
@@ -147,42 +147,42 @@ def test_pod_recreated_during_an_api_outage_is_not_charged_to_the_former_owner()
         Owner(namespace="ml", kind="Pod", name="a", team="x"),
         Owner(namespace="ml", kind="Pod", name="a", team="y"),
     )
-    told = Told({"a": alone})
-    told.pod_uid = "uid-1"
-    owners = Owners(tenancy=told)
+    api = FakeApi({"a": alone})
+    api.pod_uid = "uid-1"
+    owners = Owners(tenancy=api)
     assert owners.owner_of(holder("a", uid="uid-1")) == alone
     waits = owners.owner_of(holder("a", uid="uid-2"))
-    assert waits == replace(WAITS, pod_uid="uid-2"), "the API tells of the first pod still"
+    assert waits == replace(WAITS, pod_uid="uid-2"), "the API still has the first pod"
     assert owners.settled(waits, 100.0) == waits
-    assert owners.settled(WAITS, 100.0) == WAITS, "without a UID it is not known which pod that was"
-    told.owners, told.pod_uid = {"a": again}, "uid-2"
+    assert owners.settled(WAITS, 100.0) == WAITS, "without a UID the pod is unknown"
+    api.owners, api.pod_uid = {"a": again}, "uid-2"
     assert owners.settled(waits, 110.0) == owners.settled(WAITS, 110.0) == again
     assert owners.owner_of(holder("a", uid="uid-2")) == again
 
 
 def test_pending_time_of_two_pods_with_one_name_goes_to_each_own_owner() -> None:
-    told = Told()
-    owners, ledgers = Owners(tenancy=told), Ledgers()
+    api = FakeApi()
+    owners, ledgers = Owners(tenancy=api), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     for second in range(21):
         view = held(uid="uid-1" if second < 10 else "uid-2")
         ledgers.charge(meter.add((view,), float(second)), {}, now=float(second), steady=float(second))
         ledgers.settle(partial(owners.settled, steady=float(second)))
     ledgers = restarted(ledgers, 20.0)
-    told.owners, told.pod_uid = {"a": OTHER_TEAM}, "uid-2"
+    api.owners, api.pod_uid = {"a": OTHER_TEAM}, "uid-2"
     ledgers.settle(partial(owners.settled, steady=21.0))
     assert seconds_of(ledgers, OTHER_TEAM) == 11.0
-    assert ledgers.view().withheld_seconds == 9.0, "nobody has told yet whose the first pod was"
+    assert ledgers.view().withheld_seconds == 9.0, "the owner of the first pod is still unknown"
     ledgers.settle(partial(owners.settled, steady=PATIENCE_SECONDS + 21.0))
     assert (seconds_of(ledgers, ITSELF), seconds_of(ledgers, OTHER_TEAM)) == (9.0, 11.0)
-    assert owners.owner_of(holder("a", uid="uid-3")) == replace(WAITS, pod_uid="uid-3"), "a third one waits again"
+    assert owners.owner_of(holder("a", uid="uid-3")) == replace(WAITS, pod_uid="uid-3"), "a third pod waits again"
 
 
 def test_self_owned_pod_keeps_its_cost_labels_after_a_restart() -> None:
     alone = replace(ITSELF, cost_labels="project=llm")
-    meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
+    meter = Meter(1.0, Owners(tenancy=FakeApi({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
-    after = Owners(tenancy=Told({"a": ITSELF}))
+    after = Owners(tenancy=FakeApi({"a": ITSELF}))
     state = through_json(meter.state())
     after.restore(read(MeterState, state).slots)
     assert after.owner_of(holder("a", uid="1")) == alone
@@ -192,7 +192,7 @@ def test_self_owned_pod_keeps_its_cost_labels_after_a_restart() -> None:
 
 
 def test_pod_in_two_ledger_lines_is_given_up_in_both_at_once() -> None:
-    owners = Owners(tenancy=Told())
+    owners = Owners(tenancy=FakeApi())
     assert owners.settled(WAITS, 0.0) == WAITS
     assert [owners.settled(WAITS, PATIENCE_SECONDS) for _ in range(2)] == [ITSELF, ITSELF]
 
@@ -203,25 +203,25 @@ def remembered(owners: Owners) -> int:
 
 
 def test_owners_of_ended_pods_are_forgotten_and_those_of_running_pods_stay() -> None:
-    told = Told({"a": JOB})
-    owners, waiting, most = Owners(tenancy=told), list[Owner](), 0
+    api = FakeApi({"a": JOB})
+    owners, waiting, most = Owners(tenancy=api), list[Owner](), 0
     for number in range(10_000):
         name, steady = f"pod-{number}", number * 10.0
-        told.owners = {"a": JOB if number == 0 else OTHER_TEAM} | ({name: JOB} if number % 2 else {})
-        assert owners.owner_of(holder("a", uid="a")) == JOB, "one pod, one owner, however long it runs"
+        api.owners = {"a": JOB if number == 0 else OTHER_TEAM} | ({name: JOB} if number % 2 else {})
+        assert owners.owner_of(holder("a", uid="a")) == JOB, "a pod keeps its owner for its whole life"
         waiting.append(owners.owner_of(holder(name, uid=name)))
         waiting = [one for one in waiting if one.provisional and owners.settled(one, steady) == one]
         owners.forget([("ml", "a"), ("ml", name)], steady)
         most = max(most, remembered(owners))
-    assert most < 500, "of twenty minutes, a pod each ten seconds"
+    assert most < 500, "twenty minutes of pods, one every ten seconds"
 
 
 def test_pod_missing_for_some_minutes_keeps_its_owner() -> None:
-    told = Told({"a": JOB})
-    owners = Owners(tenancy=told)
+    api = FakeApi({"a": JOB})
+    owners = Owners(tenancy=api)
     assert owners.owner_of(holder("a", uid="1")) == JOB
     owners.forget([("ml", "a")], 0.0)
-    told.owners["a"] = OTHER_TEAM
+    api.owners["a"] = OTHER_TEAM
     for steady in range(1, round(PATIENCE_SECONDS)):
         owners.forget([], float(steady))
     assert owners.owner_of(holder("a", uid="1")) == JOB
@@ -229,9 +229,9 @@ def test_pod_missing_for_some_minutes_keeps_its_owner() -> None:
 
 def test_self_owned_pod_keeps_its_team_after_a_restart_during_an_outage() -> None:
     alone = Owner(namespace="ml", kind="Pod", name="a", team="vision")
-    meter = Meter(1.0, Owners(tenancy=Told({"a": alone})).owner_of)
+    meter = Meter(1.0, Owners(tenancy=FakeApi({"a": alone})).owner_of)
     meter.add((held(uid="1"),), 0.0)
-    after = Owners(tenancy=Told())
+    after = Owners(tenancy=FakeApi())
     after.restore(meter.state().slots)
     assert after.owner_of(holder("a")) == alone
 
@@ -246,22 +246,22 @@ def unattributed(ledgers: Ledgers) -> float:
 
 @given(steps=st.lists(st.sampled_from(["tell", "forget", "retell", "tick", "restart"]), max_size=30))
 def test_every_second_is_charged_once_to_one_owner_for_any_api_answers(steps: list[str]) -> None:
-    told = Told()
-    owners, ledgers = Owners(tenancy=told), Ledgers()
+    api = FakeApi()
+    owners, ledgers = Owners(tenancy=api), Ledgers()
     meter = Meter(1.0, owners.owner_of)
     now = 0
     for step in [*steps, "tick"]:
         if step == "restart":
             state = meter.state()
             ledgers = restarted(ledgers, float(now))
-            owners = Owners(tenancy=told)
+            owners = Owners(tenancy=api)
             owners.restore(state.slots)
             meter = Meter(1.0, owners.owner_of)
             meter.resume(state)
         elif step == "tick":
             now += 1
         else:
-            told.owners = {"tell": {"a": JOB}, "forget": {}, "retell": {"a": OTHER_TEAM}}[step]
+            api.owners = {"tell": {"a": JOB}, "forget": {}, "retell": {"a": OTHER_TEAM}}[step]
         metered(owners, ledgers, meter, range(now, now + 1))
     shown = ledgers.view()
     known = [account.owner for account in shown.accounts]

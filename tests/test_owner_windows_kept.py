@@ -1,4 +1,4 @@
-"""Activity windows of the agent: judged now and then, kept in a file of their own, lost without harm to the ledger."""
+"""Activity windows of the agent: computed at intervals, kept in a separate file, lost without harm to the ledger."""
 
 import json
 from collections import Counter

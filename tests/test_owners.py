@@ -26,7 +26,7 @@ FIXTURES = sorted((Path(__file__).parent / "fixtures" / "pods").glob("*.yaml"))
 TEAM_KEYS = ("team", "owner", "project", "cost-center", "costcenter", "cost_center", "department")
 DEFAULTS = OwnerRules(team_keys=TEAM_KEYS)
 
-# Keys that some rule reads, so that hypothesis meets the rules and not only their absence.
+# Keys that some rule reads, so that hypothesis also generates matches of the rules.
 KEYS = (
     *TEAM_KEYS,
     "ray.io/originated-from-crd",
@@ -53,7 +53,7 @@ KEYS = (
     "gpu-cost-exporter/alerts-until",
 )
 WORDS = ("RayJob", "Job", "web-0", "web-29012345", "llminferenceservice", "mpi-operator", "disabled", "2026-12-31")
-# Lone surrogates too: JSON may hold them.
+# Including lone surrogates: JSON may contain them.
 ANY_TEXT = st.one_of(st.text(st.characters(codec=None), max_size=300), st.sampled_from(WORDS))
 MAPPINGS = st.dictionaries(st.one_of(st.sampled_from(KEYS), ANY_TEXT), ANY_TEXT, max_size=12)
 KINDS = st.one_of(ANY_TEXT, st.sampled_from(["Job", "ReplicaSet", "StatefulSet", "Unallocated", "Other", "RayCluster"]))
@@ -121,7 +121,7 @@ def test_only_the_wanted_annotations_are_read(path: Path) -> None:
     assert facts_of(kept, {}, {}, rules) == facts_of(pod, {}, {}, rules)
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(PODS, MAPPINGS, MAPPINGS, st.randoms(use_true_random=False))
 def test_an_unchanged_pod_never_changes_its_owner(
     pod: PodMetadata, labels: dict[str, str], annotations: dict[str, str], chance: random.Random
@@ -236,7 +236,7 @@ def test_replica_set_without_hash_suffix_is_its_own_workload() -> None:
 
 
 class Noting(dict[str, str]):
-    """A mapping without anything that notes what it is asked for."""
+    """A mapping without items that notes the requested keys."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -292,7 +292,7 @@ def test_cost_labels_come_from_the_pod_or_its_namespace_sorted_by_key() -> None:
     facts = facts_of(pod, of_namespace, {"absent": "said"}, OwnerRules(cost_labels=keys))
     assert facts.owner.cost_labels == "environment=prod,example.com/cost-center=42,project=llm"
     assert facts_of(pod, {}, {}, OwnerRules(cost_labels=("absent",))).owner.cost_labels == ""
-    assert facts_of(pod, of_namespace, {}, DEFAULTS).owner.cost_labels == "", "none by default"
+    assert facts_of(pod, of_namespace, {}, DEFAULTS).owner.cost_labels == "", "there are none by default"
 
 
 def test_the_order_of_team_keys_decides_between_two_on_one_object() -> None:

@@ -1,4 +1,4 @@
-"""Whichever way a pod came by its GPU: from API and kubelet to the page and the ledger, against the truth."""
+"""All ways of a pod to its GPU: from API and kubelet to the page and the ledger, against the truth."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -56,7 +56,7 @@ async def test_holders_and_shares_match_the_scenario_on_page_and_ledger(name: st
     for pod_name, shares in held.items():
         if len(shares) == len(SECONDS) and len(set(shares)) == 1:
             assert pods[pod_name] == pytest.approx(shares[0] * metered, rel=1e-6)
-        else:  # the kubelet is asked every five seconds
+        else:  # the kubelet is polled every five seconds
             assert pods[pod_name] == pytest.approx(sum(shares), abs=6 * max(shares))
     by_owner: dict[Owner, float] = defaultdict(float)
     for line, totals in ledger.accounts.items():
@@ -74,7 +74,7 @@ async def test_holders_and_shares_match_the_scenario_on_page_and_ledger(name: st
 
 
 def page_names_each_pod_once(node: Pipeline, snapshot: Snapshot) -> None:
-    """Check that the page has every pod with its workload, and no series twice."""
+    """Check that the page has every pod with its workload, and no duplicate series."""
     workloads = {(holder.namespace, holder.pod) for holder in node.truth.holders}
     shown = families(snapshot, ExpositionOptions())
     assert duplicate_series(shown) == []

@@ -1,4 +1,4 @@
-"""The page: whole, escaped, true to the snapshot, and usable without script, colour or mouse."""
+"""The page: complete, escaped, true to the snapshot, and usable without script, colour or mouse."""
 
 import base64
 import hashlib
@@ -197,7 +197,7 @@ def test_external_text_is_escaped_everywhere() -> None:
     assert "<script>alert" not in made.fragment(snapshot)
     assert node_page.document(snapshot).count("<script>") == 1
     assert EVIL in read(snapshot).text
-    assert "onload" not in read(snapshot).attributes, "out of the quotes of another attribute"
+    assert "onload" not in read(snapshot).attributes, "the text does not leave the quotes of an attribute"
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
@@ -228,7 +228,7 @@ def test_low_activity_is_not_shown_as_zero() -> None:
 
 
 def remembering(snapshot: Snapshot, **steps: list[float | None]) -> Snapshot:
-    """Give the devices of a snapshot a past, by GPU: ``gpu_0=[0.5, None]``; steps of ten seconds, oldest first."""
+    """Add a history to the devices of a snapshot, by GPU: ``gpu_0=[0.5, None]``; steps of ten seconds, oldest first."""
     levels = {
         view.uuid: bytes(map(ActivityHistory.level, steps[f"gpu_{view.gpu.index}"]))
         for view in snapshot.devices
@@ -240,10 +240,10 @@ def remembering(snapshot: Snapshot, **steps: list[float | None]) -> Snapshot:
 def test_card_and_row_show_the_history_of_a_gpu_with_a_text_label() -> None:
     held = made.snapshot(made.held(0, "a", 0.0, 155.0), made.held(1, "b", 0.5))
     page_html = made.fragment(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5]))
-    # 155 s before now are 150 s, 15 steps, before the end of the newest step.
+    # 155 s before now is 150 s, 15 steps, before the end of the newest step.
     assert page_html.count('<rect class="idle" x="75.0" width="15.0" height="40"/>') == 2
     assert page_html.count('d="M73 40V0h1V19h1V38h15V40z"') == 2
-    assert page_html.count('d="M86 40V38h1V40h2V19h1V40z"') == 2, "a gap is no activity of 0"
+    assert page_html.count('d="M86 40V38h1V40h2V19h1V40z"') == 2, "a gap is not an activity of 0"
     labels = read(remembering(held, gpu_0=[1.0, 0.5, *[0.0] * 15], gpu_1=[0.001, None, None, 0.5])).labels
     assert (
         labels
@@ -287,7 +287,7 @@ def test_names_link_to_owner_costs_and_faults_to_the_runbook() -> None:
     assert asked == {"gpuidle", "gpuxidcritical", "gpumissing", "gpuexporterattributionfailing"}
     assert all(link.startswith("https://cost.example/gpu/") for link in outside)
     assert not [link for link in read(shown).links if not link.startswith(("/", "#"))], (
-        "without an address no dead links"
+        "without an address there are no dead links"
     )
 
 
@@ -308,7 +308,7 @@ def test_tables_explain_their_activity_and_measures() -> None:
     assert "Devices and their holders activity: share of the device" in text
     assert "Owners what they hold now; activity: share of their part" in text
     assert "engine mean share of time in which the compute engine was active processes divided between" in text
-    assert "utilisation share of time" not in text, "only of measures that the table has"
+    assert "utilisation share of time" not in text, "only for measures in the table"
 
 
 def test_node_with_56_instances_is_one_small_page() -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser: its own policy lets its own script run, and the picture renews itself."""
+"""The page in a real browser: its own policy allows its own script, and the content updates itself."""
 
 import asyncio
 import shutil

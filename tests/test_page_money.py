@@ -1,4 +1,4 @@
-"""Money on the page: what is held, idle and nobody's costs per hour; no price is never $0."""
+"""Money on the page: cost per hour of held, idle and unheld GPUs; a missing price is never $0."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_idle_notebook_is_highlighted_with_its_past_and_hourly_cost() -> None:
     assert "Held, cost now $8.00 /h" in text
     assert "Idle holders 1 $4.00/h" in text
     assert "Held, but idle $4.00 an hour" in text
-    assert "0 % idle 3 h ml/notebook-anna $4.00/h" in text, "on its card, too"
+    assert "0 % idle 3 h ml/notebook-anna $4.00/h" in text, "the card has the price, too"
     assert "<b>$4.00</b>" in made.fragment(view)
 
 
@@ -58,7 +58,7 @@ def test_rest_of_a_gpu_with_possible_holders_is_not_unallocated() -> None:
     assert node_page.unheld(priced(*lacking)) == node_page.unheld(priced(shared)) == {}
     stranded = node_page.unheld(priced(*made.partitioned(0, made.MIXED)))
     assert stranded
-    assert node_page.unheld(priced(*doubtful)) == {}, "as the ledger has it: slices of no instance are in doubt, too"
+    assert node_page.unheld(priced(*doubtful)) == {}, "as in the ledger, slices without an instance are in doubt"
 
 
 def test_unknown_price_is_shown_in_words_and_never_as_zero() -> None:

@@ -1,4 +1,4 @@
-"""Owners on the page: beside each pod, among those who idle, and by what they hold; and what is said without them."""
+"""Owners on the page: next to each pod, among idle owners, and by held GPUs; and the page without owners."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_active_opt_out_is_shown_with_its_end() -> None:
     def told(until: float) -> str:
         return read(known(of(made.held(0, "a", 0.0, 8000.0), replace(TRAIN, opt_out_until_seconds=until)))).text
 
-    assert told(made.TAKEN_AT + 3600).count("alerts off until 2027-01-15 09:00 UTC") == 2, "also where it idles"
+    assert told(made.TAKEN_AT + 3600).count("alerts off until 2027-01-15 09:00 UTC") == 2, "also in the idle list"
     assert "alerts off" in told(float("inf"))
     assert "alerts off until" not in told(float("inf"))
     assert "alerts off" not in told(made.TAKEN_AT)

@@ -1,4 +1,4 @@
-"""What page and readiness say of two sources: which works, which is away, and why DCGM does not profile."""
+"""Page and readiness with two sources: the working one, the failed one, and the reason for missing DCGM profiling."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pods as the API writes them, and as nobody should."""
+"""Pods as in the API, and invalid ones."""
 
 import json
 from typing import Any

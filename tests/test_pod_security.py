@@ -7,7 +7,7 @@ import pytest
 from chart_support import FOLDERS, Document, built, documents, pod_spec
 
 LEVELS = ("restricted", "baseline", "privileged")
-"""From the strictest on."""
+"""From the strictest to the weakest."""
 ENFORCE = "pod-security.kubernetes.io/enforce"
 CAPABILITIES = frozenset(
     {
@@ -26,16 +26,16 @@ CAPABILITIES = frozenset(
         "SYS_CHROOT",
     }
 )
-"""Those that `baseline` lets a container add."""
+"""Capabilities that `baseline` allows a container to add."""
 SELINUX_TYPES = frozenset({"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
 VOLUMES = frozenset(
     {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 )
-"""Those that `restricted` allows."""
+"""Volumes that `restricted` allows."""
 
 
 def above_baseline(spec: Document) -> Iterator[str]:
-    """What `baseline` refuses of a pod."""
+    """Yield the fields of a pod that `baseline` refuses."""
     yield from (key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key))
     yield from (f"hostPath {volume['name']}" for volume in spec.get("volumes", ()) if "hostPath" in volume)
     if spec.get("securityContext", {}).get("sysctls"):
@@ -55,7 +55,7 @@ def above_baseline(spec: Document) -> Iterator[str]:
 
 
 def above_restricted(spec: Document) -> Iterator[str]:
-    """What `restricted` refuses beyond that."""
+    """Yield the fields of a pod that `restricted` refuses in addition."""
     yield from (volume["name"] for volume in spec.get("volumes", ()) if not volume.keys() & VOLUMES)
     for context in contexts(spec):
         if context.get("allowPrivilegeEscalation") is not False:
@@ -73,7 +73,7 @@ def containers(spec: Document) -> list[Document]:
 
 
 def contexts(spec: Document) -> list[Document]:
-    """The security context of each container with what the pod's says for all."""
+    """Return the security context of each container, with the pod's settings for all."""
     return [spec.get("securityContext", {}) | one.get("securityContext", {}) for one in containers(spec)]
 
 
@@ -82,7 +82,7 @@ def added(context: Document) -> list[str]:
 
 
 def needed(found: list[Document]) -> str:
-    """The strictest level at which all pods of an installation are admitted."""
+    """Return the strictest level that admits all pods of an installation."""
     specs = [pod_spec(document) for document in found if document["kind"] in {"DaemonSet", "Deployment"}]
     assert specs
     if any(next(above_baseline(spec), None) for spec in specs):
@@ -98,7 +98,7 @@ def test_namespace_has_exactly_the_pod_security_level_of_its_pods(folder: Path) 
     assert labels[ENFORCE] == needed(found)
     for mode in ("warn", "audit"):
         level = labels.get(ENFORCE.replace("enforce", mode), labels[ENFORCE])
-        assert LEVELS.index(level) >= LEVELS.index(labels[ENFORCE]), "or each change is warned of"
+        assert LEVELS.index(level) >= LEVELS.index(labels[ENFORCE]), "a stricter level would warn of each change"
 
 
 @pytest.mark.parametrize(

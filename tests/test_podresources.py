@@ -38,7 +38,7 @@ def holder(*ids: str, pod: str = "train", resource: str = "nvidia.com/gpu", cont
 
 
 class Node:
-    """The truth, changeable by a test."""
+    """A truth that a test changes."""
 
     def __init__(self) -> None:
         self.holders: tuple[HolderTruth, ...] = (holder(GPU),)
@@ -301,7 +301,7 @@ async def test_kubelet_without_get_allocatable_resources_is_still_read(path: Pat
 
 
 class _Answers:
-    """Answers of a kubelet as bytes, and what happens while it makes them; ``None``: the call is refused."""
+    """Answers of a kubelet as bytes, and events during an answer; ``None``: the call is refused."""
 
     def __init__(self, path: Path, *listed: HolderTruth) -> None:
         self.truth = Node()
@@ -465,7 +465,7 @@ async def test_empty_answer_of_the_same_kubelet_ends_all_holders(server: Kubelet
     assert poller.latest is not None
     assert (pods_of(poller.latest), poller.problem) == (set(), "")
     await server.restart()
-    await poller.poll()  # it had no pod before it restarted either
+    await poller.poll()  # before its restart it had no pod either
     assert (poller.latest.containers, poller.problem, poller.errors) == ((), "", {})
 
 
@@ -560,7 +560,7 @@ async def test_second_kubelet_restart_requires_two_answers_again(
 async def test_restarted_kubelet_with_only_static_pods_is_starting(
     server: KubeletServer, path: Path, node: Node
 ) -> None:
-    """It reads them from files; all others come from the API server, which may be away for long."""
+    """It reads them from files; all others come from the API server, which may be down for long."""
     outside = KubeletClient(str(path), node_name="Node-1")
     node.others = (("kube-system", "proxy-node-1", "main"),)
     assert pods_of(await outside.fetch(NOW)) == {"train"}

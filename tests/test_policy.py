@@ -16,7 +16,7 @@ Texts = Sequence[Mapping[str, str]]
 
 
 class Policy(NamedTuple):
-    """What the facts of a pod say of its alerts."""
+    """Facts of a pod about its alerts."""
 
     workload_class: str = ""
     opt_out_until_seconds: float | None = None
@@ -50,7 +50,7 @@ def until(text: str) -> Policy:
         ("2026-12-31t18:00:00z", datetime(2026, 12, 31, 18, tzinfo=UTC)),
         ("2026-12-31 18:00:00+02:00", datetime(2026, 12, 31, 16, tzinfo=UTC)),
         ("2026-12-31T18:00:00.500000000-05:30", datetime(2026, 12, 31, 23, 30, 0, 500000, tzinfo=UTC)),
-        ("2020-01-01", datetime(2020, 1, 2, tzinfo=UTC)),  # past: the reader of the time sees that it is over
+        ("2020-01-01", datetime(2020, 1, 2, tzinfo=UTC)),  # past: a reader of the time sees the end
     ],
 )
 def test_opt_out_ends_at_the_given_time_or_at_the_end_of_the_utc_day(text: str, moment: datetime) -> None:
@@ -68,7 +68,7 @@ def test_calendar_limits_are_valid_dates(text: str) -> None:
     "text",
     [
         "2026-02-30",
-        "2026-12-31T18:00:00",  # no zone: whose six o'clock
+        "2026-12-31T18:00:00",  # no zone: 18:00 is ambiguous
         "2026-12-31T18:00Z",
         "2026-12-31T25:00:00Z",
         "2026-12-31T18:00:00+99:00",
@@ -158,7 +158,7 @@ def test_workload_kind_implies_a_class(kind: str, expected: str) -> None:
     assert policy_of(kind, NOTHING, NOTHING).workload_class == expected
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.lists(st.dictionaries(st.sampled_from([CLASS_KEY, ALERTS_KEY, ALERTS_UNTIL_KEY]), ANY_TEXT), min_size=4))
 def test_arbitrary_text_gives_a_valid_class(sources: list[dict[str, str]]) -> None:
     said = policy_of("Pod", tuple(sources[:2]), tuple(sources[2:4]))

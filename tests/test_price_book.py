@@ -1,4 +1,4 @@
-"""Price books as files: what is read, and every mistake told at once, row by row."""
+"""Price books as files: valid content, and a report of all mistakes at once, row by row."""
 
 from datetime import date
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_price_is_per_gpu_per_node_or_from_the_on_prem_formula() -> None:
     assert (energy.currency, energy.per_kwh, energy.source) == ("EUR", pytest.approx(0.3), "b.yaml:4")
     planned = found.price(PricedGpu(H100, "c", NodeFacts()), 0.0)
     assert planned is not None
-    assert planned.per_kwh == 0.0, "its power is in the hourly price"
+    assert planned.per_kwh == 0.0, "the hourly price includes its power"
 
 
 def test_times_are_utc_days_or_moments_with_a_zone() -> None:

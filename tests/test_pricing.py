@@ -1,4 +1,4 @@
-"""Which price holds: matches, specificity, time, and the arithmetic of a price."""
+"""Choice of a price: matches, specificity, time, and the arithmetic of a price."""
 
 import re
 from itertools import product
@@ -92,11 +92,11 @@ def test_rows_overlap_only_if_neither_wins_and_both_can_apply() -> None:
     rows = (
         row(1, Match(model="NVIDIA H*"), end=100.0),
         row(2, Match(model="*80GB*"), start=50.0),
-        row(3, Match(model="*80GB*"), end=50.0),  # its time ends where row 2's begins, but row 1 is in its way
-        row(4, Match(model=H100)),  # an exact name wins
+        row(3, Match(model="*80GB*"), end=50.0),  # it ends at the start of row 2, but overlaps with row 1
+        row(4, Match(model=H100)),  # an exact name is more specific
         row(5, Match(model="Tesla*", node="x")),
         row(6, spot),
-        row(7, region),  # a pattern: less than row 6
+        row(7, region),  # a pattern: less specific than row 6
         row(8, Match(region="us-east-1")),
     )
     assert [(one.number, other.number, *when) for one, other, *when in overlaps(rows)] == [

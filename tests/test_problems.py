@@ -1,4 +1,4 @@
-"""The log of what keeps the kubelet or the Kubernetes API from telling."""
+"""The log of problems with reports of the kubelet or the Kubernetes API."""
 
 import logging
 

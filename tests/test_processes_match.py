@@ -48,7 +48,7 @@ NAMES = {UID_A: ("ml", "a"), UID_B: ("ml", "b"), UID_OLD: ("ml", "gone")}
 
 
 class Known(ProcessLookup):
-    """Processes by pid with the UIDs of their pods, and the names of pods if they can be read."""
+    """Processes by pid with the UIDs of their pods, and the names of pods if readable."""
 
     def __init__(self, uids: Mapping[int, str], names: Mapping[str, tuple[str, str]] | None = NAMES) -> None:
         super().__init__(Path("/nonexistent"))
@@ -73,7 +73,7 @@ def write_process(proc: Path, pid: int, *, uid: str | None, started: int = 100, 
 
 
 def of(matched: Matched, *holders: Holder, known: bool = True) -> tuple[ProcessUse, ...]:
-    """Processes in the bucket of these holders."""
+    """Return the processes in the bucket of these holders."""
     return next((one.processes for one in matched.buckets if (one.holders, one.known) == (holders, known)), ())
 
 
@@ -118,13 +118,13 @@ def test_vanished_process_is_busy_on_any_engine(engine: str) -> None:
 
 
 def test_processes_of_a_former_pod_do_not_reduce_the_activity_of_the_next() -> None:
-    """The driver tells of both: of a process that has ended since, and of one that has come since."""
+    """The driver reports both: a process that has ended since, and one that has started since."""
     before = ProcessUse(pid=1, sm_ratio=0.6, ended=True)
     after = ProcessUse(pid=2, sm_ratio=0.3)
     matched = match([A], [before, after], Known({1: UID_OLD, 2: UID_A}))
     assert matched.buckets == (Bucket(holders=(A,), processes=(after,)),)
     assert match([A], [before], Known({1: UID_OLD})).buckets == ()
-    assert match([], [before], Known({1: UID_OLD})).unattributed == (before,), "nobody came after it"
+    assert match([], [before], Known({1: UID_OLD})).unattributed == (before,), "no other holder followed"
 
 
 def test_ended_host_process_is_unattributed() -> None:
@@ -207,7 +207,7 @@ def test_ended_process_keeps_its_resolved_pod(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "7")
     assert resolver.pod_uid(7) == UID_A
     write_process(tmp_path, 7, uid=UID_B, started=900)
-    assert resolver.pod_uid(7) == UID_B, "the same pid again is another process"
+    assert resolver.pod_uid(7) == UID_B, "the pid belongs to a new process"
 
 
 def test_recent_and_long_running_processes_stay_in_the_cache(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_recent_and_long_running_processes_stay_in_the_cache(tmp_path: Path) -> 
             assert pids.pod_uid(1) == UID_A
         (tmp_path / str(pid)).rename(tmp_path / str(pid + 1))
     shutil.rmtree(tmp_path / "1")
-    assert pids.pod_uid(1) == UID_A, "what the driver says of it is of the time before"
+    assert pids.pod_uid(1) == UID_A, "the driver's samples are from before its end"
     assert pids.pod_uid(5500) == UID_B
-    assert pids.pod_uid(2000) is None, "nobody asks for a process that ended long ago"
+    assert pids.pod_uid(2000) is None, "a process that ended long ago is not requested"
 
 
 def test_host_process_and_vanished_process_are_distinct(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes on a device: who is there, how much memory, and how much time by the driver's statistical samples."""
+"""Processes on a device: pids, memory, and active time from the driver's statistical samples."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the agent; its API gives the values that the agent shows."""
+"""A real Prometheus scrapes the agent; its API returns the values that the agent shows."""
 
 import json
 import shutil
@@ -18,25 +18,25 @@ PATIENCE_SECONDS = 40.0
 
 
 class Prometheus:
-    """A Prometheus that scrapes one agent under two jobs: label spelling of the agent, and of the target."""
+    """A Prometheus that scrapes one agent as two jobs: with the label names of the agent, and of the target."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def ask(self, path: str, **query: str) -> object:
-        """Data of an API answer."""
+        """Return the data of an API answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> dict[frozenset[tuple[str, str]], float]:
-        """An instant query: value by label set."""
+        """Run an instant query; return values by label set."""
         data = self.ask("query", query=expression)
         assert isinstance(data, dict)
         return {frozenset(row["metric"].items()): float(row["value"][1]) for row in data["result"]}
 
     def value(self, expression: str) -> float:
-        """The only value of a query."""
+        """Return the only value of a query."""
         (value,) = self.query(expression).values()
         return value
 
@@ -60,7 +60,7 @@ scrape_configs:
 
 
 class _Liar(BaseHTTPRequestHandler):
-    """A taken-over agent that speaks in the name of another one."""
+    """A compromised agent that sends series of another one."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -74,7 +74,7 @@ class _Liar(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def liar() -> Iterator[str]:
-    """The address of a target that is not what it says."""
+    """Serve a target with a false identity; yield its address."""
     with HTTPServer(("127.0.0.1", 0), _Liar) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -159,7 +159,7 @@ def test_own_series_are_the_same_with_and_without_honor_labels(prometheus: Prome
 def test_target_can_write_another_instance_only_with_honor_labels(prometheus: Prometheus, liar: str) -> None:
     (honoured,) = prometheus.query('gpu_up{job="liar"}')
     assert dict(honoured)["instance"] == "victim:9400"
-    assert liar not in dict(honoured).values(), "nothing of the series says whose it is"
+    assert liar not in dict(honoured).values(), "no label of the series identifies its target"
     (renamed,) = prometheus.query('gpu_up{job="renamed-liar"}')
     assert (dict(renamed)["instance"], dict(renamed)["exported_instance"]) == (liar, "victim:9400")
     targets = prometheus.ask("targets", state="active")

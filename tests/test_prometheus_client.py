@@ -1,4 +1,4 @@
-"""The client of Prometheus' API against real HTTP servers: what it asks, what it bears, and what it says."""
+"""The client of Prometheus' API against real HTTP servers: its queries, tolerated faults, and error messages."""
 
 import base64
 import gc
@@ -31,7 +31,7 @@ async def one(request: web.Request) -> web.Response:  # noqa: ARG001 - answers e
 def client(
     url: str, waits: list[float] | None = None, *, memory: MemoryBudget = MEMORY, **settings: object
 ) -> PrometheusClient:
-    """A client that does not wait, but keeps how long it would have."""
+    """Return a client that records its waits instead of waiting."""
 
     async def sleep(seconds: float) -> None:
         if waits is not None:
@@ -44,7 +44,7 @@ def client(
 async def refused(
     answer: Callable[[web.Request], web.StreamResponse], **settings: object
 ) -> tuple[PrometheusError, Server]:
-    """What the client says to an answer, and the server that gave it."""
+    """Return the client's error for an answer, and the server of the answer."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return answer(request)
@@ -397,7 +397,7 @@ async def test_tls_server_is_verified_and_gets_the_client_certificate(tmp_path: 
 
 
 def _certificates(folder: Path) -> dict[str, Path]:
-    """A CA, a server's certificate for 127.0.0.1 and a client's, made by openssl."""
+    """Make a CA, a server's certificate for 127.0.0.1 and a client's, with openssl."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("needs openssl on the PATH: make install")

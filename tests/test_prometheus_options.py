@@ -1,4 +1,4 @@
-"""Where Prometheus is and how to get in: flags before environment, all mistakes at once, no secret in a message."""
+"""Address and credentials of Prometheus: flags before environment, all mistakes at once, no secret in a message."""
 
 import argparse
 from pathlib import Path
