@@ -1,4 +1,4 @@
-"""Rights that the manifests grant, against what the real agent and doctor ask of a Kubernetes API, per switch."""
+"""Rights in the manifests against the API requests of the real agent and doctor, per switch."""
 
 import asyncio
 import os
@@ -38,20 +38,20 @@ EVERYTHING: frozenset[Right] = frozenset(
 NAMES = {"pods": "pods", "nodes": "node", "namespaces": "namespace", "resourceslices": "resourceslices"} | {
     "resourceclaims": "resourceclaim"
 }
-"""Resources as the simulated API server counts them."""
+"""Names of resources in the request counts of the simulated API server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """One way to install the agent, and a node on which it asks for all that it can ask for."""
+    """One way to install the agent, and a node on which it makes all of its requests."""
 
     chart: str
     """Values of the chart."""
     components: tuple[str, ...]
-    """Of kustomize."""
+    """Components of kustomize."""
     scenario: str
     more: Mapping[str, object] = field(default_factory=dict)
-    """Further options, which need no right of their own."""
+    """Further options, which need no further right."""
 
 
 SWITCHES = {
@@ -80,7 +80,7 @@ SWITCHES = {
 
 
 def granted(found: list[Document]) -> set[Right]:
-    """What roles that are bound to the agent's account allow, by whatever they are bound."""
+    """Return the rights of the roles that are bound to the agent's account, over all bindings."""
     agent = of_kind(found, "DaemonSet")
     account = (agent["metadata"]["namespace"], pod_spec(agent)["serviceAccountName"])
     roles = {
@@ -92,7 +92,7 @@ def granted(found: list[Document]) -> set[Right]:
         if binding["kind"] in BINDINGS
         and account in {(subject.get("namespace"), subject["name"]) for subject in binding["subjects"]}
     ]
-    assert len(bound) == len(roles), "a role that is bound to nobody"
+    assert len(bound) == len(roles), "every role is bound to the agent"
     return {
         (verb, group, resource)
         for role in bound
@@ -104,7 +104,7 @@ def granted(found: list[Document]) -> set[Right]:
 
 
 def asked(node: SimulatedNode) -> set[Right]:
-    """What the API was asked for; what its groups are, everybody may ask."""
+    """Return the requests to the API as rights, except for the versions of a group, which need none."""
     plural = {name: resource for resource, name in NAMES.items()}
     pairs = (name.split() for name in node.api.requests if name != "get resource.k8s.io")
     return {
@@ -114,7 +114,7 @@ def asked(node: SimulatedNode) -> set[Right]:
 
 @contextmanager
 def agent_of(env: Mapping[str, str], log: Path) -> Iterator[None]:
-    """A real agent beside a node that this process simulates; it is gone when the block ends."""
+    """Run a real agent on a node that this process simulates; it ends with the block."""
     with log.open("w") as output:
         process = fork("agent", env={**os.environ, **env}, stderr=output)
     try:
@@ -125,14 +125,14 @@ def agent_of(env: Mapping[str, str], log: Path) -> Iterator[None]:
 
 
 async def doctor_of(env: Mapping[str, str]) -> str:
-    """What the real doctor says of such a node."""
+    """Return the output of the real doctor on such a node."""
     done = await asyncio.to_thread(run_fork, "doctor", env={**os.environ, **env})
     return done.stdout + done.stderr
 
 
 @asynccontextmanager
 async def node_of(name: str, rights: set[Right]) -> AsyncIterator[SimulatedNode]:
-    """A node whose API server refuses what is not granted; in a folder whose name leaves room for a socket's."""
+    """Run a node whose API server refuses all but the granted requests, in a folder with a short name for sockets."""
     folder = tempfile.TemporaryDirectory()
     node = SimulatedNode(scenario.load(name), Path(folder.name), time.time)
     node.api.forbidden = {NAMES[resource] for _, _, resource in EVERYTHING - rights}
@@ -145,7 +145,7 @@ async def node_of(name: str, rights: set[Right]) -> AsyncIterator[SimulatedNode]
 
 
 def around(node: SimulatedNode, chosen: Mapping[str, object], folder: Path) -> dict[str, str]:
-    """The environment of a program on a simulated node, with the options of a manifest."""
+    """Return the environment of a program on a simulated node, with the options of a manifest."""
     (folder / "options.yaml").write_text(
         yaml.safe_dump(
             {
@@ -163,7 +163,7 @@ def around(node: SimulatedNode, chosen: Mapping[str, object], folder: Path) -> d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the programs asked for, and what the doctor said."""
+    """Requests of the programs, and the output of the doctor."""
 
     agent: set[Right]
     doctor: set[Right]
@@ -171,14 +171,14 @@ class Asked:
 
 
 async def asked_by_the_programs(name: str, chosen: Mapping[str, object], rights: set[Right], folder: Path) -> Asked:
-    """Run agent and doctor on a node until the agent has asked for all that is granted."""
+    """Run agent and doctor on a node until the agent has used all granted rights."""
     async with node_of(name, rights) as node:
         env = around(node, chosen, folder)
         with agent_of(env, folder / "agent.log"):
             deadline = time.monotonic() + PATIENCE_SECONDS
             while rights - asked(node) and time.monotonic() < deadline:  # noqa: ASYNC110 - the API only counts
                 await asyncio.sleep(0.1)
-            await asyncio.sleep(1)  # for what it asks for beyond that
+            await asyncio.sleep(1)  # for requests beyond the granted ones
         by_agent = asked(node)
         node.api.requests.clear()
         said = await doctor_of(env)
@@ -224,7 +224,7 @@ async def test_agent_without_metadata_makes_no_requests_and_has_no_rights(tmp_pa
         log = tmp_path / "agent.log"
         with agent_of(env, log):
             await until(lambda: "listening on" in log.read_text(encoding="utf-8"))
-            await asyncio.sleep(2)  # as long as the others need for their first questions
+            await asyncio.sleep(2)  # as long as the other agents need for their first requests
         assert await doctor_of(env)
         assert not node.api.requests
 
@@ -236,7 +236,7 @@ def test_no_overlay_grants_more_than_the_agent_requests(folder: Path) -> None:
         assert not {document["kind"] for document in found} & ROLES
         return
     rights = granted(found)
-    # Not asked for but looked at by OpenShift's admission, and only for the constraints of that name.
+    # OpenShift's admission reads this right, which the agent never uses, and only for the constraints of that name.
     admission = {("use", "security.openshift.io", "securitycontextconstraints")}
     assert rights - admission in (set(), set(EVERYTHING))
     assert (rights & admission == admission) is (folder.name == "openshift")

@@ -1,4 +1,4 @@
-"""What is suggested from measured use, and what is not."""
+"""Recommendations from measured use, and cases without one."""
 
 import pytest
 from hypothesis import given
@@ -34,11 +34,11 @@ def test_unused_workload_is_advised_to_give_back_all_gpus_at_its_monthly_cost() 
     )
     assert one.devices == ("GPU-0", "GPU-1")
     assert one.risk_level == "low"
-    told = " ".join(one.evidence)
-    assert "0.4 % in the busiest hour" in told
-    assert "100.0 % of 336 device-hours held from 2026-09-14 14:00 to 2026-09-21 14:00 UTC (168 h)" in told
-    assert "At most 0.4 GB of 85.0 GB" in told
-    assert "price paid per GPU-hour in this window is 4.00 USD" in told
+    text = " ".join(one.evidence)
+    assert "0.4 % in the busiest hour" in text
+    assert "100.0 % of 336 device-hours held from 2026-09-14 14:00 to 2026-09-21 14:00 UTC (168 h)" in text
+    assert "At most 0.4 GB of 85.0 GB" in text
+    assert "price paid per GPU-hour in this window is 4.00 USD" in text
 
 
 def test_idle_workload_with_loaded_memory_has_a_medium_risk() -> None:
@@ -150,7 +150,7 @@ def test_command_quotes_shell_characters() -> None:
     ("activity", "memory", "profile"),
     [
         (0.1, 7 * GB, "1g.10gb"),
-        (0.1, 8 * GB, "1g.20gb"),  # 8 GB and a fifth are more than 1g.10gb surely has
+        (0.1, 8 * GB, "1g.20gb"),  # 8 GB and a fifth exceed the certain memory of 1g.10gb
         (0.12, 7 * GB, "2g.20gb"),
         (0.23, 16 * GB, "3g.40gb"),  # 20 % more than 16 GB is 19.2 GB: more than 20 GB less an eighth
         (0.4, 20 * GB, "4g.40gb"),
@@ -343,7 +343,7 @@ def test_savings_never_exceed_device_cost_and_count_each_device_once(uses: list[
     named = [device for one in found for device in one.devices]
     assert len(named) == len(set(named))
     for workload in {one.owner.workload for one in found}:
-        # A smaller model is advised without a figure where the fleet has none that costs less.
+        # Advice for a smaller model has no figure if the fleet has no cheaper model.
         known = [one.per_month for one in found if one.owner.workload == workload and one.per_month is not None]
         cost = (
             sum(one.share_ratio for one in uses if one.owner.workload == workload and one.still_held) * per_hour * 730
@@ -361,7 +361,7 @@ def test_estimated_or_hardly_measured_devices_get_no_advice(uses: list[HeldDevic
 
 
 def busy_at(effective_ratio: float, profiled_ratio: float = 1.0) -> ByState:
-    """A week that was active all the time."""
+    """Return a week that was active all the time."""
     effective = effective_ratio * profiled_ratio
     return ByState(effective=effective, ineffective=profiled_ratio - effective, unprofiled=1 - profiled_ratio)
 
@@ -371,7 +371,7 @@ STARVED = {"bottlenecks": {"starved": 0.97 * HOURS, "compute": 0.03 * HOURS}, **
 
 def test_starved_workload_is_sized_by_its_busiest_resource() -> None:
     held = use(0, 0.96, **STARVED)
-    assert advice_on(held) == [], "without a profile it is only busy"
+    assert advice_on(held) == [], "without a profile the workload is only busy"
     (one,) = advice_on(held, parts=busy_at(0.09))
     assert (one.advice, one.title) == ("smaller-mig", "Move the H100 to a MIG instance 1g.20gb")
     assert one.gpus == pytest.approx(0.75)
@@ -379,10 +379,10 @@ def test_starved_workload_is_sized_by_its_busiest_resource() -> None:
     assert one.risk_level == "medium"
     assert "SMs" in one.risk
     assert "SM_ACTIVE" in one.risk
-    told = " ".join(one.evidence)
-    assert "Mean use" not in told, "it is not recorded"
-    assert "96.0 % active on average" in told
-    assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in told
+    text = " ".join(one.evidence)
+    assert "Mean use" not in text, "the mean use is not recorded"
+    assert "96.0 % active on average" in text
+    assert "at 9.0 % of its limit (100.0 % of the active time was profiled); in 97 % of that time nothing was" in text
 
 
 RECORDED = {
@@ -397,7 +397,7 @@ RECORDED = {
 
 
 def used(**changes: float) -> HeldDevice:
-    """A starved workload with recorded use of resources, as parts of the profiled time."""
+    """Return a starved workload with recorded use of resources, as parts of the profiled time."""
     return use(0, 0.96, **STARVED, resource_uses={name: ratio * HOURS for name, ratio in (RECORDED | changes).items()})
 
 
@@ -412,7 +412,7 @@ def test_evidence_lists_the_use_of_each_resource_limit() -> None:
     (without,) = advice_on(used(sm_profiled=0.8), parts=busy_at(0.09))
     assert without.evidence[2] == f"Mean use of each limit while active: {of_limits}."
     (unknown,) = advice_on(used(profiled=0.8, sm_profiled=0.8), parts=busy_at(0.09))
-    assert len(unknown.evidence) == len(one.evidence) - 1, "it was recorded for too little of the time"
+    assert len(unknown.evidence) == len(one.evidence) - 1, "the use was recorded for too short a time"
 
 
 def test_starved_workload_with_busy_multiprocessors_keeps_its_gpu() -> None:

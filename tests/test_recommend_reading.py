@@ -1,4 +1,4 @@
-"""Evidence is read right through real servers, and the command tells what follows from it."""
+"""Evidence is read correctly through real servers, and the command prints the resulting recommendations."""
 
 import asyncio
 import csv
@@ -23,7 +23,7 @@ from exporter.cost.prometheus import PrometheusClient
 from exporter.cost.recommend import Recommendation, read_recommendations
 
 LATE_SECONDS = 1234
-"""Hourly rules of evidence run at some moment of each hour, which is the same each time."""
+"""Seconds after the hour at which the hourly rules of evidence run, the same in each hour."""
 PRICES = {H100: 4.0, L40S: 2.0, T4: 0.5}
 OF_ALL = {"cluster": "prod"}
 FLEET = (
@@ -53,7 +53,7 @@ FLEET = (
     use(14, 0.96, **OF_ALL, workload="decoding", bottlenecks={"memory": 3000.0, "of a later agent": 100.0}),
 )
 EFFECTIVE_RATIO = 0.09
-"""Of what is profiled."""
+"""Effective part of the profiled time."""
 TRUTH = {
     "smaller-model": ("smaller-model", 730 * 3.5),
     "given-back": ("give-back", 730 * 4.0),
@@ -70,7 +70,7 @@ def labels(**pairs: str) -> str:
 
 
 def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, float, int]]:
-    """What rules recorded of one device: name, labels, value, time."""
+    """Yield the records of the rules for one device: name, labels, value, time."""
     device = {
         "cluster": one.owner.cluster,
         "node": one.owner.node,
@@ -120,7 +120,7 @@ def samples(one: HeldDevice, extra: dict[str, str]) -> Iterator[tuple[str, str, 
 
 
 def written(path: Path, *extras: dict[str, str], openmetrics: bool) -> Path:
-    """The fleet once for each of ``extras``, in the text form that promtool or VictoriaMetrics takes."""
+    """Write the fleet once for each of ``extras``, in the text form of promtool or VictoriaMetrics."""
     found = sorted({sample for extra in extras for one in FLEET for sample in samples(one, extra)})
     scale = 1 if openmetrics else 1000
     lines = [f"{name}{{{inside}}} {value!r} {at * scale}" for name, inside, value, at in found]
@@ -130,7 +130,7 @@ def written(path: Path, *extras: dict[str, str], openmetrics: bool) -> Path:
 
 @pytest.fixture(scope="module")
 def real_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Two Prometheis' series in one: a pair that has recorded everything twice."""
+    """Run a Prometheus with the series of a pair, which has recorded everything twice."""
     folder = tmp_path_factory.mktemp("recommend-prometheus")
     pair = ({"prometheus_replica": "a"}, {"prometheus_replica": "b"})
     backfill(written(folder / "fleet.om", *pair, openmetrics=True), folder / "blocks")

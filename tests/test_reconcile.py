@@ -1,4 +1,4 @@
-"""The program in contrib/reconcile: bills with known gaps against an export, every cent explained."""
+"""The program in contrib/reconcile: bills with known gaps against an export, with an explanation of every cent."""
 
 import gzip
 import json
@@ -66,7 +66,7 @@ NO_TIME: Cells = {"ConsumedQuantity": "", "ConsumedUnit": "", "SkuPriceDetails":
 
 
 def node(per_hour: float | None = 2.5, hours: float = 192.0) -> Lines:
-    """Eight GPUs for a day."""
+    """Return eight GPUs for a day."""
     return {key("a"): held(hours / 2, per_hour), nobody(): held(hours / 2, per_hour, active=0, idle=1)}
 
 
@@ -152,13 +152,13 @@ def test_unpriced_gpus_count_at_the_rate_of_the_bill(tmp_path: Path) -> None:
     mapping = tmp_path / "map.csv"
     mapping.write_text("cluster,node,instance_type\nprod,node-b,p5.48xlarge\n")
     found = amounts(compared(bill(tmp_path, {}), other, "--map", str(mapping)))
-    assert found["unpriced"] == "240.00", "a node without any price is in the metadata alone"
+    assert found["unpriced"] == "240.00", "a node without a price is in the metadata only"
 
 
 def test_taxes_credits_transfer_and_unused_commitments_are_separate(tmp_path: Path) -> None:
     path = bill(
         tmp_path,
-        {**NO_TIME, "ChargeCategory": "Tax", "EffectiveCost": "10.01"},  # before the line that says what i-1 is
+        {**NO_TIME, "ChargeCategory": "Tax", "EffectiveCost": "10.01"},  # before the line that describes i-1
         {},
         {**NO_TIME, "ChargeCategory": "Credit", "EffectiveCost": "-5"},
         {**NO_TIME, "EffectiveCost": "3.333", "ConsumedUnit": "GB", "ConsumedQuantity": "9"},

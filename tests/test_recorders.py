@@ -1,4 +1,4 @@
-"""Of several recorders of a cluster the values that count have each hour once."""
+"""Several recorders of a cluster: the values that count cover each hour once."""
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 def steady(hours: Iterable[int], gpus: float = 1.0) -> dict[int, float]:
-    """What a recorder has of GPUs that are there all the time: after missed hours the next value has them."""
+    """Return the values of a recorder for permanent GPUs: after missed hours the next value includes them."""
     found: dict[int, float] = {}
     for hour in sorted(hours):
         since = hour - max(found, default=hour - 1)
@@ -25,7 +25,7 @@ def steady(hours: Iterable[int], gpus: float = 1.0) -> dict[int, float]:
 def counted(
     recorded: Mapping[Recorder, Mapping[int, float]], begin: int, end: int, order: tuple[Recorder, ...] = (A, B, C)
 ) -> list[tuple[Recorder, int]]:
-    """Recorder and hour of each value that counts."""
+    """Return recorder and hour of each value that counts."""
     known = [name for name in order if name in recorded]
     return [(span.recorder, span.end) for span in chosen(spans_of(recorded), begin, end, known).spans]
 

@@ -78,7 +78,9 @@ async def test_fifty_concurrent_scrapers_share_one_rendering_and_compression() -
         await runner.cleanup()
     assert len(answers) == len(bodies) == 50
     assert len(made) == 1, "the page is built once"
-    assert len({id(body) for body in bodies}) == len({id(body.packed()) for body in bodies}) == 2, "one of each format"
+    assert len({id(body) for body in bodies}) == len({id(body.packed()) for body in bodies}) == 2, (
+        "one body of each format"
+    )
     plain = renderer.metrics(one).plain
     assert {gzip.decompress(answer) for answer in answers} == {plain, renderer.metrics(one, MODERN).plain}
 
@@ -89,7 +91,7 @@ DEVICES: tuple[tuple[DeviceView, ...], ...] = ((exclusive(),), (shared(),), part
 
 
 def made_up(seed: int) -> Snapshot:
-    """A node whose devices, holders, labels, values and ledger may all be others than a moment before."""
+    """Return a random node: devices, holders, labels, values and ledger can all differ from a moment before."""
     chance = random.Random(seed)  # noqa: S311 - not for secrets
     views = []
     for view in [view for views in DEVICES if chance.random() < 0.7 for view in views]:
@@ -161,7 +163,7 @@ def test_kept_text_of_pods_is_bounded() -> None:
         after = some_pages(2000)
     finally:
         tracemalloc.stop()
-    # What is made for the pods of 45 pages is three times as much.
+    # The objects for the pods of 45 pages take three times as much.
     assert after - before < 500_000
 
 

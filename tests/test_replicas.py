@@ -1,4 +1,4 @@
-"""Into how many replicas a shared GPU is divided is remembered while nobody advertises it, across restarts too."""
+"""The number of replicas of a shared GPU is kept while the kubelet does not advertise it, also across restarts."""
 
 import json
 from pathlib import Path
@@ -22,11 +22,11 @@ from exporter.model.fields import Field
 HOLDERS = (held("a", f"{gpu_uuid(0)}::0"), held("b", f"{gpu_uuid(0)}::1"))
 WHOLE = GpuReading(gpu=gpu(0), values={Field.PROF_GR_ENGINE_ACTIVE: 0.9, Field.GPU_UTIL: 90})
 IN_PARTS = GpuReading(gpu=gpu(0, mig=True), instances=tuple(MigReading(instance=instance(one)) for one in (1, 2)))
-"""Two instances of a seventh each; five sevenths are in none."""
+"""Two instances of a seventh each; five sevenths have no instance."""
 
 
 class Answers:
-    """The kubelet's answers, given by hand."""
+    """Answers of the kubelet, set by a test."""
 
     def __init__(self, *advertised: str, holders: tuple[ContainerAllocation, ...] = HOLDERS) -> None:
         self.problem, self.errors = "", dict[str, int]()
@@ -47,7 +47,7 @@ def attributor(nowhere: Path, metering: Metering, *advertised: str) -> Attributo
 
 
 def live(metering: Metering, made: Attributor, first: float, last: float, seen: GpuReading = WHOLE) -> None:
-    """Let the agent sample a GPU."""
+    """Run the agent's samples of a GPU."""
     viewer = plain_viewer(made.lookup)
     steady = first
     while steady <= last:
@@ -91,7 +91,7 @@ def test_expired_answer_leaves_no_slice_of_a_partitioned_gpu_unallocated(tmp_pat
     save_now(metering, NOW, 90.0, last=True)
     view = shown(metering, 90.0)
     assert sum(seconds(view, ML)) == pytest.approx(60.0 / 7)
-    assert sum(seconds(view, UNALLOCATED)) == pytest.approx(60.0 * 6 / 7), "free while the answer counts"
+    assert sum(seconds(view, UNALLOCATED)) == pytest.approx(60.0 * 6 / 7), "free while the answer is valid"
     assert sum(seconds(view, UNATTRIBUTED)) == pytest.approx(20.0)
 
 

@@ -1,4 +1,4 @@
-"""`report` of a fleet as a user runs it: against real servers, into real files, with real mistakes."""
+"""`report` of a fleet as users run it: against real servers, into real files, with real mistakes."""
 
 import asyncio
 import csv
@@ -58,7 +58,7 @@ def report(server: str, *options: str, window: str = WINDOW) -> list[str]:
 def document(capsys: pytest.CaptureFixture[str], server: str, *options: str) -> dict[str, Any]:
     assert main(report(server, "--format", "json", *options)) == 0
     shown = capsys.readouterr()
-    assert shown.err == "", "nobody at a terminal waits for it"
+    assert shown.err == "", "there is no terminal for progress"
     found: dict[str, Any] = json.loads(shown.out)
     return found
 
@@ -134,7 +134,7 @@ def test_coverage_below_the_minimum_exits_with_3_and_is_not_called_complete(
     assert main([*command, "--min-coverage", "0.99"]) == 3
     shown = capsys.readouterr()
     assert "93.75 % of the hours were recorded (90 of 96), less than --min-coverage 99.00 %" in shown.err
-    assert shown.out == out, "the report is written all the same"
+    assert shown.out == out, "the report is still written"
     for wrong in ("1.1", "-1", "much", "nan"):
         assert main([*command, "--min-coverage", wrong]) == 2
         assert "is not a part; allowed: 0 to 1, or 0% to 100%" in capsys.readouterr().err
@@ -326,7 +326,7 @@ def test_days_missing_in_the_store_make_the_report_partial(
 
 
 def fill(store: Path, url: str, days: int) -> None:
-    """Close the first days of the window from what Prometheus has."""
+    """Close the first days of the window from the data of Prometheus."""
 
     async def read() -> None:
         async with PrometheusClient(PrometheusSettings(url=url)) as client:
@@ -342,7 +342,7 @@ def fill(store: Path, url: str, days: int) -> None:
 
 @contextmanager
 def between(url: str, refuse: Callable[[str], bool] = lambda _: False, delay_seconds: float = 0.0) -> Iterator[str]:
-    """A real server in front of another one: it refuses some questions, and takes its time."""
+    """Run a real server in front of another one: it refuses some queries, and delays its answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
@@ -367,7 +367,7 @@ def between(url: str, refuse: Callable[[str], bool] = lambda _: False, delay_sec
         do_GET = do_POST = _answer  # noqa: N815 - the names that the base class calls
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -466,7 +466,7 @@ def test_dash_writes_to_standard_output(
 
 
 def at_a_terminal(command: list[str]) -> tuple[int, str]:
-    """Run a command whose standard error is a terminal: its exit code, and what that terminal was sent."""
+    """Run a command with a terminal as its standard error; return the exit code and the output on the terminal."""
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
@@ -491,7 +491,7 @@ def test_progress_is_shown_on_a_terminal_and_not_on_a_pipe(fleet_prometheus: Fle
         assert code == 0
         assert "Reading" in sent
         assert "%" in sent
-        assert "0:0" in sent, "the time left"
+        assert "0:0" in sent, "the remaining time is shown"
         piped = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (piped.returncode, piped.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""A fleet's report in every form: the same figures, its trust at the foot, and names that can do no harm."""
+"""A fleet's report in every form: the same figures, its coverage in the footer, and harmless names."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def test_every_format_matches_its_golden_file(form: Form, suffix: str) -> None:
     path = GOLDEN / f"fleet_report.{suffix}"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8", newline="")
-    assert text == path.read_bytes().decode(), "if the change is meant: UPDATE_GOLDEN=1 pytest -k golden"
+    assert text == path.read_bytes().decode(), "after an intended change: UPDATE_GOLDEN=1 pytest -k golden"
 
 
 @pytest.mark.parametrize("form", FLEET_FORMATS)
@@ -137,7 +137,7 @@ def test_names_cannot_control_the_terminal_or_reverse_a_line() -> None:
 
 
 class Page(HTMLParser):
-    """What a browser would see: elements, attributes, and text by element."""
+    """The view of a browser: elements, attributes, and text by element."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

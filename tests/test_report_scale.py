@@ -1,4 +1,4 @@
-"""Forty days of a fleet, the command as users run it: right to the last second, with faults, too."""
+"""Forty days of a fleet with the command of users: exact to the last second, also with faults."""
 
 import pytest
 from fleet_support import SMALL_FLEET, FleetServer

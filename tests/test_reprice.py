@@ -1,4 +1,4 @@
-"""Money worked out again: the seconds stay, the prices are the book's of each day, and both totals are told."""
+"""Recomputed money: the seconds stay, the prices are the book's of each day, and both totals are reported."""
 
 from dataclasses import replace
 

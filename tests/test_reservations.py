@@ -219,7 +219,7 @@ ANNOTATIONS = st.dictionaries(st.sampled_from(sorted(vgpu.KEYS)), st.text("01234
 GROUPS = st.dictionaries(st.sampled_from([GROUP, f"{GROUP}/x", f"{GROUP}/y"]), st.sampled_from(["", "x", "y"]))
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine is not an error
 @given(st.lists(st.tuples(ANNOTATIONS, GROUPS), max_size=5), GROUPS)
 def test_shares_of_arbitrary_members_never_exceed_the_gpu(
     members: list[tuple[dict[str, str], dict[str, str]]], labels: dict[str, str]

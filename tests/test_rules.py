@@ -1,4 +1,4 @@
-"""The rules hold together with their tests, the runbook and the metrics that the agent has."""
+"""The rules agree with their tests, the runbook and the metrics of the agent."""
 
 import re
 import shutil
@@ -30,13 +30,13 @@ RULES: list[dict[str, Any]] = [
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
-# Series that Prometheus makes itself.
+# Series of Prometheus itself.
 PROMETHEUS_OWN = {"up"}
-# Of kube-state-metrics; where it is absent a rule must do without.
+# Series of kube-state-metrics; rules must work without them.
 KUBERNETES_OWN = {"kube_node_info", "kube_node_status_capacity"}
-# Sent to nobody; for inhibition in Alertmanager.
+# Alerts without a receiver, for inhibition in Alertmanager.
 INHIBITING = {"GPUBudgetInhibitor", "GPUWasteInhibitor"}
-# Labels that target relabelling, a rule or the cost service brings.
+# Labels from target relabelling, a rule or the cost service.
 RULES_OWN_LABELS = {
     "cluster",
     "instance",
@@ -54,7 +54,7 @@ RULES_OWN_LABELS = {
     "quantity",
     "resource",
 }
-# Series of the cost service: absent, and their alerts silent, where there is none or no budget is configured.
+# Series of the cost service: absent without it or without budgets; their alerts are then silent.
 COST_SERVICE = {metric.name for metric in metrics.ALL}
 NOT_METRICS = {"and", "or", "unless", "by", "on", "bool", "offset", "without", "inf"}
 
@@ -68,14 +68,14 @@ def promtool() -> str:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """Names of series in a PromQL expression: words that are neither labels, functions nor keywords."""
+    """Return the series names in a PromQL expression: words that are neither labels, functions nor keywords."""
     bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^]]*\]", " ", expression)
     bare = re.sub(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
     return set(re.findall(r"(?<![A-Za-z0-9_:])[a-z_][a-z0-9_:]*(?![a-z0-9_:(]|\s*\()", bare)) - NOT_METRICS
 
 
 def listed(expression: str) -> set[str]:
-    """Names of series that a matcher of names lists, as in ``gpu_(a|b)_total``."""
+    """Return the series names in a name matcher, as in ``gpu_(a|b)_total``."""
     found = re.findall(r'__name__=~"(\w+)\(([\w|]+)\)(\w+)"', expression)
     return {f"{before}{word}{after}" for before, words, after in found for word in words.split("|")}
 
@@ -97,8 +97,8 @@ OWNER = "cluster, node, workload_namespace, workload_kind, workload_name, team"
 LEDGER_LABELS = (
     f"__name__, {OWNER.replace('node', 'node, ledger')}, cost_labels, model,\n{' ' * 12}mode, state, currency"
 )
-# A change that someone could make in good faith: the part of the rules, before, after; then the file of unit tests and
-# the beginning of the case that must notice it.
+# A plausible change: the part of the rules, before, after; then the file of unit tests and the beginning of the case
+# that must notice it.
 WEAKENED = {
     "long window not low": (
         *("waste", 'judged_active:ratio{window!="24h"} < 0.05', 'judged_active:ratio{window!="24h"} < 2'),
@@ -307,7 +307,7 @@ def test_every_alert_is_tested_to_fire_and_to_stay_silent() -> None:
 
 
 def is_made(name: str) -> bool:
-    """Whether somebody makes a series: the agent, a rule, Prometheus, or the cost service."""
+    """Return whether the agent, a rule, Prometheus, or the cost service makes a series."""
     known = name in catalog.BY_NAME or name in RECORDED or name in PROMETHEUS_OWN | KUBERNETES_OWN
     return known or name in COST_SERVICE
 
@@ -324,7 +324,7 @@ DEVICE_LABELS = {"uuid", "gpu", "gpu_instance"}
 
 
 def joined_labels(expressions: Iterable[str]) -> set[str]:
-    """Labels that expressions match two series by, those of the records that they read among them."""
+    """Return the labels on which expressions join two series, also in the records that they read."""
     waiting, seen, labels = list(expressions), set[str](), set[str]()
     while waiting:
         expression = waiting.pop()
@@ -354,7 +354,7 @@ def test_rules_use_only_existing_labels() -> None:
         assert {label.strip() for labels in used for label in labels.split(",") if label.strip()} <= known, rule
 
 
-# What Prometheus puts to a series: its name, labels of the target, and how it calls one of the page that those have.
+# Labels that Prometheus adds to a series: its name, labels of the target, and renamed labels of the page.
 TARGET_LABELS = {
     "__name__",
     "cluster",
@@ -412,7 +412,7 @@ def test_waste_alerts_are_the_same_for_dcgm_exporter() -> None:
 def test_dcgm_exporter_rules_read_only_its_own_and_kube_state_metrics_series() -> None:
     rules = dcgm_rules()
     recorded = {rule["record"] for rule in rules if "record" in rule}
-    # A price is the user's to record; for how long a workload has been idle nobody tells.
+    # Users record the price; dcgm-exporter does not report how long a workload has been idle.
     absent = {"node_gpu:gpu_hourly_price:max", "workload:gpu_idle_for_seconds:min"}
     for rule in rules:
         foreign = {name for name in metrics_of(rule["expr"]) if name not in recorded | absent}

@@ -1,4 +1,4 @@
-"""Every GPU-second of a ledger is recorded once, whatever happens to nodes, agents and the one who records."""
+"""Every GPU-second of a ledger is recorded once, through faults of nodes, agents and the recorder."""
 
 import math
 from collections.abc import Mapping
@@ -30,8 +30,9 @@ from exporter.cost.window import Window
 ALWAYS: Spans = ((0.0, 1e9),)
 WEEKS = -30 * 86400.0
 MISSING = {("old agent", "j"): TURN, ("lost state", "j"): SCRAPE, ("leaves unseen", "j"): 400 + TURN + SCRAPE}
-"""Of an agent that is older than the rules what it had at the first turn; of a ledger that ends what no scrape saw, or
-no turn before Prometheus went away."""
+"""For an agent older than the rules, its values at the first turn. For a ledger that ends, the time that no scrape saw,
+or that no turn saw before Prometheus went down.
+"""
 
 
 def shown(*spans: tuple[float, float]) -> Mapping[str, Spans]:
@@ -39,7 +40,7 @@ def shown(*spans: tuple[float, float]) -> Mapping[str, Spans]:
 
 
 def cases(end: float, measures: tuple[str, ...] = ("seconds",)) -> World:
-    """Each cluster is a case; every owner has ended half an hour before the last full hour."""
+    """Return a world with a case per cluster; every owner ends half an hour before the last full hour."""
     last = end - 0.5 * HOUR
     job = Owner("j", 1.0, last)
     before = Owner("j", WEEKS, last)
@@ -84,13 +85,13 @@ def cases(end: float, measures: tuple[str, ...] = ("seconds",)) -> World:
 
 
 def counted(world: World, cluster: str, name: str, since: float, end: float) -> float:
-    """GPU-seconds of an owner between two moments."""
+    """Return the GPU-seconds of an owner between two moments."""
     owners = [(ledger, owner) for ledger in world.clusters[cluster] for owner in ledger.owners if owner.name == name]
     return sum((ledger.value(owner, end) or 0.0) - (ledger.value(owner, since) or 0.0) for ledger, owner in owners)
 
 
 def all_owners(world: World) -> list[tuple[str, str]]:
-    """Cluster and name of every owner."""
+    """Return cluster and name of every owner."""
     return sorted(
         {(cluster, o.name) for cluster, ledgers in world.clusters.items() for one in ledgers for o in one.owners}
     )
@@ -99,7 +100,7 @@ def all_owners(world: World) -> list[tuple[str, str]]:
 def recorded_hours(
     recorder: Recorder, end: float, measures: tuple[str, ...] = ("seconds",)
 ) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
-    """GPU-seconds by measure, owner and hour, where owners, workloads and the cluster's sum agree."""
+    """Return GPU-seconds by measure, owner and hour; owners, workloads and the cluster's sum must agree."""
     found = {}
     for measure in measures:
         by_owner = hours_of(recorder, f'owner:gpu_ledger:delta1h{{quantity="{measure}"}}', end)
@@ -134,7 +135,7 @@ RUNS = {
 def test_each_gpu_second_is_recorded_once(tmp_path: Path, name: str) -> None:
     program, run = RUNS[name]
     end = math.floor(run.hours) * HOUR
-    # Rules do not tell one measure from another, whatever happens to them.
+    # Rules do not distinguish measures, under any fault.
     world = cases(end, tuple(MEASURES) if run == Run(hours=6.4) else ("seconds", "cost"))
     with engine(tmp_path, program) as recorder:
         run.drive(world, recorder)
@@ -158,7 +159,7 @@ def test_late_prometheus_counts_from_its_first_evaluation(tmp_path: Path) -> Non
         Run(hours=6.4, begins=begin).drive(world, recorder)
         found = recorded_hours(recorder, end)["seconds"]
     for cluster, owner in all_owners(world):
-        if cluster == "returns":  # the one node that is away at that time
+        if cluster == "returns":  # the only node that is down at that time
             continue
         expected = counted(world, cluster, owner, begin, end)
         assert expected - TURN - SCRAPE <= sum(found.get((cluster, owner), {}).values()) <= expected + 0.01
@@ -199,7 +200,7 @@ def test_outage_of_25_and_a_half_hours_loses_nothing_of_existing_owners(tmp_path
 def test_hours_unrecorded_for_more_than_a_day_are_in_the_next_one(
     tmp_path: Path, missing: float, forgotten: set[str]
 ) -> None:
-    """As where the queries of an hour take too long. After 26 hours ledgers are not known: new owners begin then."""
+    """As with queries of an hour that take too long. After 26 hours ledgers are unknown: new owners begin then."""
     owners = Owner("j", 1.0, 1e9), Owner("k", 9000.0, 1e9)
     world = World({"steady": (Ledger("l", owners, shown()),), "old agent": (Ledger("l", owners, shown(), WEEKS),)})
     with engine(tmp_path, "prometheus") as recorder:
@@ -218,7 +219,7 @@ def test_hours_unrecorded_for_more_than_a_day_are_in_the_next_one(
 def test_server_stopped_between_the_rules_of_an_hour_loses_nothing(
     tmp_path: Path, program: str, stored: int, hours: int
 ) -> None:
-    """Of some hours it stores only the first rules: each of the others has them in the next hour that it records."""
+    """For some hours it stores only the first rules: every other rule has them in the next hour that it records."""
     world = cases(7 * HOUR)
     with engine(tmp_path, program) as recorder:
         Run(hours=7.4, cut=((7500.0, 7500.0 + hours * HOUR),), cut_after=stored).drive(world, recorder)
@@ -243,7 +244,7 @@ def test_server_stopped_between_the_rules_of_an_hour_loses_nothing(
 
 
 def recorded_samples(recorder: Recorder, end: float) -> list[tuple[float, dict[str, str], float]]:
-    """All hourly samples of a recorder with their times, since the epoch of a run."""
+    """Return all hourly samples of a recorder with their times, since the epoch of a run."""
     seconds = round(end + RECORDED_BY)
     return [
         (moment - EPOCH_SECONDS, labels, value)
@@ -261,7 +262,7 @@ PAIRS = {
         Run(hours=6.4, phase=299.5, unrecorded=((10900.0, 12000.0),)),
     ),
 }
-"""Runs of two that record the same; what is added up without an error beyond the edges of the one that counts."""
+"""Runs of two recorders of the same series; sums have no error beyond the edges of the chosen recorder."""
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -1,4 +1,4 @@
-"""The rules hold on the oldest Prometheus and vmalert that they are for, and on newer ones."""
+"""The rules work on the oldest supported Prometheus and vmalert, and on newer versions."""
 
 import re
 import shutil
@@ -17,21 +17,21 @@ RULES_FILES = sorted((ROOT / "rules").glob("*.yaml"))
 UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 UNAVAILABLE = ROOT / ".tools" / "unavailable"
 PROMTOOLS = ("promtool-2.53", "promtool-3")
-"""Beside the one on the PATH, which tests/test_rules.py asks."""
+"""Versions in addition to the one on the PATH, which tests/test_rules.py uses."""
 VMALERTS = ("vmalert-1.112", "vmalert-new")
 VMALERT_UNIT_TESTS = "vmalert-tool-new"
-"""That of 1.112 listens on a fixed port, so that two of them cannot run at once."""
+"""The tool of 1.112 listens on a fixed port, so that two of them cannot run at once."""
 
 
 def program(name: str) -> str:
-    """Path of a tool; one that cannot be downloaded here is no fault of the rules, and STRICT=1 lets that pass."""
+    """Return the path of a tool; one that cannot be downloaded here is no fault of the rules, also with STRICT=1."""
     found = shutil.which(name)
     if found is not None:
         return found
     tried = UNAVAILABLE.read_text(encoding="utf-8").splitlines() if UNAVAILABLE.is_file() else []
     for line in tried:
         if line.startswith(f"{name}: "):
-            pytest.xfail(f"not to be had here: {line}")
+            pytest.xfail(f"not available here: {line}")
     pytest.skip(f"needs {name} on the PATH: make install")
 
 
@@ -87,25 +87,26 @@ LATER = {
     ("waste_guards", "150m"): "153m",
     ("waste_guards", "156m"): "159m",
 }
-"""When vmalert gets there. It sees what a rule records one turn later, so a chain of rules takes as many turns;
-a recorded series that ends can stay for 5 minutes."""
+"""Times of vmalert. It sees the record of a rule one turn later, so a chain of rules takes as many turns;
+a recorded series that ends can stay for 5 minutes.
+"""
 MINUTES = frozenset({"exporter_nodes"})
-"""Unit tests that need the interval of the rules here: a record that reads itself must be as young as its turns."""
+"""Unit tests that need the interval of the real rules: a record that reads itself must be as recent as its turns."""
 LONG = frozenset({"cost", "waste_inference"})
 """Unit tests of days: vmalert-tool takes minutes for these, because it evaluates every group at its own interval."""
 
 
 def in_metricsql(expression: str) -> str:
-    """Translate a query so that it has the labels that Prometheus gives it.
+    """Translate a query so that its result has the labels of Prometheus' result.
 
-    Series of alerts have the label ``alertgroup`` there, and ``round`` keeps the name of the series.
+    In MetricsQL, series of alerts have the label ``alertgroup``, and ``round`` keeps the name of the series.
     """
     plain = re.sub(r"\bALERTS\b(\{[^}]*\})?(?![{\[])", r'label_del(ALERTS\1, "alertgroup")', expression)
     return re.sub(r"^round\(", "0 + round(", plain)
 
 
 def for_vmalert(path: Path, folder: Path) -> tuple[Path, ...]:
-    """The unit tests as vmalert-tool takes them, queries included."""
+    """Write the unit tests in the form of vmalert-tool, queries included."""
     files = relevant(path, folder)
     for file in files:
         document: dict[str, Any] = read_yaml(file.read_text(encoding="utf-8"))
@@ -128,8 +129,8 @@ def unit_tests(
     folder: Path, monkeypatch: pytest.MonkeyPatch, files: Iterable[Path]
 ) -> subprocess.CompletedProcess[str]:
     tool = program(VMALERT_UNIT_TESTS)
-    monkeypatch.setenv("TMPDIR", str(folder))  # its storage has a fixed name there
-    # It asks itself over HTTP, thousands of times: switching between cores and collecting garbage took a quarter.
+    monkeypatch.setenv("TMPDIR", str(folder))  # its storage has a fixed name in this folder
+    # It sends itself thousands of HTTP requests: switches of cores and garbage collection took a quarter.
     monkeypatch.setenv("GOMAXPROCS", "1")
     monkeypatch.setenv("GOGC", "1000")
     return run(tool, "unittest", "-disableAlertgroupLabel", *(f"--files={file}" for file in files))

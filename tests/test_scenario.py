@@ -1,4 +1,4 @@
-"""Scenarios as ground truth: pure, exact in their integrals, and like the hardware that they stand for."""
+"""Scenarios as ground truth: pure, exact in their integrals, and like the simulated hardware."""
 
 import math
 import re
@@ -50,7 +50,7 @@ SIGNALS = st.one_of(
 
 @cache
 def loaded(name: str) -> scenario.Scenario:
-    """A shipped scenario, read once."""
+    """Return a shipped scenario, read once."""
     return scenario.load(name)
 
 

@@ -1,4 +1,4 @@
-"""Scenario files: what is right becomes a plan, what is wrong is told by line and key, all at once."""
+"""Scenario files: valid content becomes a plan, and all errors are reported at once by line and key."""
 
 import re
 from pathlib import Path

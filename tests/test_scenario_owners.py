@@ -1,4 +1,4 @@
-"""Scenario files, the API's side: metadata, declared parts and claims are read, and mistakes in them are told."""
+"""Scenario files, the API's side: metadata, declared parts and claims are read, and mistakes in them are reported."""
 
 import pytest
 

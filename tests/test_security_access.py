@@ -1,4 +1,4 @@
-"""Who gets in and what may be asked: agent and service as clients meet them that mean no good."""
+"""Access and requests: agent and service against malicious clients."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def agent() -> Iterator[AgentProcess]:
 
 @asynccontextmanager
 async def service(external_url: str | None = None) -> AsyncIterator[tuple[Running, int]]:
-    """A service whose Prometheus is away: every page and every error is there all the same."""
+    """Run a service without a Prometheus: it still serves every page and every error."""
     async with running(f"http://127.0.0.1:{free_port(0)}", prometheus_retries=0, external_url=external_url) as one:
         yield one, int(one.url.rpartition(":")[2])
 
@@ -73,7 +73,7 @@ async def test_unknown_user_costs_the_same_bcrypt_work(monkeypatch: pytest.Monke
     assert set(told.values()) == {2**7}, told
     work.clear()
     assert await users.check("cheap", PASSWORD.encode()) == "right"
-    assert sum(work) == 2**7, "nor does a password that is right"
+    assert sum(work) == 2**7, "a correct password takes the same work"
 
 
 async def test_scrapes_continue_during_password_checks_and_excess_guesses_get_503(
@@ -86,7 +86,7 @@ async def test_scrapes_continue_during_password_checks_and_excess_guesses_get_50
         await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
         assert (await one.get(auth=ALICE))[0] == 200
         assert (await one.get("/healthz"))[0] == 200
-        assert sum(guess.done() for guess in guesses) < MOST_WAITING, "still looking at them"
+        assert sum(guess.done() for guess in guesses) < MOST_WAITING, "password checks are still running"
         answers = await asyncio.gather(*guesses)
     assert sorted(status for status, _, _ in answers) == [401] * MOST_WAITING + [503] * 4
     assert {headers.get("Retry-After") for status, _, headers in answers if status == 503} == {"1"}
@@ -212,7 +212,7 @@ async def test_invalid_request_is_refused_as_text_without_version(agent: AgentPr
 
 
 async def everything(agent: AgentProcess, port: int) -> dict[str, Raw]:
-    """Every page of agent and service, asked by a script of another site."""
+    """Return every page of agent and service, requested by a script of another site."""
     asked = [(agent.port, page) for page in AGENT_PAGES] + [(port, page) for page in SERVICE_PAGES]
     accept = "text/html" if port else "*/*"
     return {f"{place}{page}": await raw(place, ask(page, Accept=accept, **STRANGER)) for place, page in asked}
@@ -236,7 +236,7 @@ async def test_cross_origin_reads_and_framing_are_refused_and_no_cookies_are_set
             assert policy.startswith("default-src 'none'"), page
             assert re.search(r"frame-ancestors '(none|self)'", policy), page
             assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0], page
-    assert kinds >= {"text/html", "application/json", "text/plain"}, "not only errors were looked at"
+    assert kinds >= {"text/html", "application/json", "text/plain"}, "the pages are not only errors"
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
@@ -246,7 +246,7 @@ async def test_paths_outside_the_pages_return_no_file(agent: AgentProcess, path:
             answer = await raw(place, ask(path))
             assert answer.status in {200, 400, 404, 503}, answer
             assert b"root:" not in answer.body
-            assert answer.status != 200 or path.startswith("/?"), "only a page with a strange parameter"
+            assert answer.status != 200 or path.startswith("/?"), "only a page with an unknown parameter may answer"
 
 
 async def test_parameters_never_become_a_header_or_a_redirect() -> None:
@@ -267,7 +267,7 @@ async def test_parameters_never_become_a_header_or_a_redirect() -> None:
             assert not any("//evil" in place or "\\" in place for place in answer.values("location")), path
         assert not (await raw(port, ask("/cost?a=1", Host="evil.example"))).values("location")
         (place,) = (await raw(port, ask("/cost?a=1"))).values("location")
-        assert place.startswith("/cost/"), "the host that a client names is nowhere repeated"
+        assert place.startswith("/cost/"), "the answer never repeats the client's Host header"
 
 
 async def test_invalid_input_is_repeated_as_text_only(agent: AgentProcess) -> None:

@@ -1,4 +1,4 @@
-"""Small inputs that would take for ever or all memory, and those that would run something: files, answers, patterns."""
+"""Small inputs that need unbounded time or memory, or that would execute code: files, answers, patterns."""
 
 import gzip
 import json
@@ -25,12 +25,12 @@ from exporter.kube.api_client import Request
 from gpu_simulator import scenario
 
 CPU_SECONDS, MEMORY_BYTES = 60, 2 << 30
-"""Of a process that must not need them: not a measure, only an end."""
+"""Limits of a process that must stay below them: they only end it."""
 LAUGHS = "\n".join(["a0: &a0 [ha, ha, ha]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))])
 
 
 def settled(path: Path) -> None:
-    """What `--config` reads."""
+    """Read a file of `--config`."""
     problems: list[str] = []
     resolve.settle(OPTIONS, {"config": str(path)}, {}, problems)
     if problems:
@@ -139,7 +139,7 @@ def test_deeply_nested_agent_answer_is_refused() -> None:
 
 
 def limited(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code with an end to its time and memory."""
+    """Run code with limits of time and memory."""
 
     def limits() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
@@ -173,7 +173,7 @@ print(len(patterns))
 def test_program_patterns_take_bounded_time() -> None:
     done = limited(EVIL)
     assert done.returncode == 0, done.stderr[-500:]
-    assert int(done.stdout) > 60, "patterns were looked at"
+    assert int(done.stdout) > 60, "the program has patterns"
 
 
 OF_A_BOOK = """

@@ -1,4 +1,4 @@
-"""Files that agent and service make: whose they are, what is in them, and what a link in their place comes to."""
+"""Files of agent and service: their owner and mode, their content, and links in their place."""
 
 import os
 import shutil
@@ -35,14 +35,14 @@ def umask(mode: int) -> Iterator[None]:
 
 
 def modes(folder: Path) -> dict[str, str]:
-    """Mode by path of all that is below a folder."""
+    """Return the mode by path of everything below a folder."""
     return {str(path.relative_to(folder)): oct(stat.S_IMODE(path.lstat().st_mode)) for path in folder.rglob("*")}
 
 
 def test_agent_files_have_private_modes_and_no_secrets_under_any_umask(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    with tempfile.TemporaryDirectory(prefix="f") as short:  # a socket's path has 103 bytes
+    with tempfile.TemporaryDirectory(prefix="f") as short:  # the path of a socket has at most 103 bytes
         content = _content_of_an_agents_state(state, Path(short))
     assert SECRET not in content
     assert "token" not in content.lower()
@@ -58,7 +58,7 @@ def _content_of_an_agents_state(state: Path, temporary: Path) -> str:
         agent.until(lambda page: page.get("gpu_exporter_state_saved") == 1, "a save")
         (folder,) = temporary.iterdir()
         assert oct(stat.S_IMODE(folder.stat().st_mode)) == "0o700", (
-            "sockets and tokens of a simulated node lie below it"
+            "sockets and tokens of a simulated node are below it"
         )
         found = modes(state)
         assert set(found) - {"ledger.json.new", "windows.json", "windows.json.new"} == {"ledger.json"}
@@ -73,7 +73,7 @@ def test_store_files_have_private_modes_under_any_umask(tmp_path: Path) -> None:
     path = tmp_path / "days.sqlite"
     with umask(0), closed(path, chunk(D1)), changing(path):
         assert set(modes(tmp_path)) > {"days.sqlite", "days.sqlite.lock"}
-        assert set(modes(tmp_path).values()) == {"0o600"}, "its log and its lock as well"
+        assert set(modes(tmp_path).values()) == {"0o600"}, "including its log and its lock"
     with umask(0), pytest.raises(StoreError), DayStore(tmp_path / "none" / "days").writing(NOW):
         pass
 
@@ -122,7 +122,7 @@ def test_pipe_or_hard_link_in_place_of_the_state_file_is_not_used(tmp_path: Path
 
 
 class _Elsewhere(BaseHTTPRequestHandler):
-    """Sends everybody to another path of its own, and keeps what it was asked."""
+    """Redirects every client to another path, and keeps the requested paths."""
 
     asked: list[str]
 
@@ -138,7 +138,7 @@ class _Elsewhere(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_webhook_and_agent_redirects_are_not_followed() -> None:

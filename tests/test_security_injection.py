@@ -1,4 +1,4 @@
-"""Names that would like to be more than names: in series, logs, terminals, files and questions."""
+"""Hostile names: in series, logs, terminals, files and queries."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ SPLIT_FORMULAS = (
     " =1+1",
     "x;\uff1d1+1",
 )
-"""Formulas where a spreadsheet splits at a semicolon or a tab, and takes no notice of quotes within a cell."""
+"""Formulas for spreadsheets that split at a semicolon or a tab, and ignore quotes within a cell."""
 HOSTILE = (
     'a"} 1\nforged_metric{x="',
     "a\\",
@@ -69,7 +69,7 @@ ALIKE = ("team-a", "te\u0430m-a", "TEAM-A", "team-a\u200b", "team\u2010a", "team
 
 
 def report_of(names: tuple[str, ...]) -> AgentLedger:
-    """A node's report, read from the agent's own document, with an hour of each of these namespaces."""
+    """Return a node's report, read from the agent's own document, with an hour of each of these namespaces."""
     dollar = ByState(unprofiled=0.5, idle=0.5)
     totals = Totals(seconds=ByState(unprofiled=1800.0, idle=1800.0), money={"USD": dollar})
     accounts = {
@@ -103,7 +103,7 @@ def test_names_add_no_series_label_or_line() -> None:
 
 
 def page_of(name: str | None, view: DeviceView) -> str:
-    """The page of metrics of a node whose only pod has a name."""
+    """Return the page of metrics of a node with a single pod of a given name."""
     use = view.pods[0]
     holder = dataclasses.replace(
         use.holder, pod=name or HOSTILE[0], namespace=name or HOSTILE[1], container=name or "c"
@@ -187,11 +187,11 @@ async def test_csv_of_a_fleet_has_no_formula_at_any_separator(separator: str, tm
 
 
 FORMULA_SIGN = re.compile(r"[\s\"]*[=+\-@\uff1d](?![0-9.]+\"?$)")
-"""At the begin of a cell; a number with a sign is none."""
+"""At the begin of a cell; a number with a sign does not match."""
 
 
 def cells_of(text: str, separator: str) -> list[str]:
-    """The cells that a spreadsheet with this list separator shows."""
+    """Return the cells of a spreadsheet with this list separator."""
     return [cell for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) for cell in row]
 
 
@@ -213,7 +213,7 @@ async def test_csv_on_a_terminal_has_no_control_character() -> None:
 
 
 def until_closed(descriptor: int) -> str:
-    """All that a terminal was sent."""
+    """Return all output on a terminal."""
     sent = b""
     with contextlib.suppress(OSError):
         while part := os.read(descriptor, 65_536):
@@ -236,7 +236,7 @@ def test_values_stay_inside_the_quotes_of_a_query(values: list[str]) -> None:
     while inner[at] != '"':
         assert inner[at] != "\n"
         at += 2 if inner[at] == "\\" else 1
-    assert at == len(inner) - 1, "the first quote that is not escaped is the last character"
+    assert at == len(inner) - 1, "the first unescaped quote is the last character"
 
 
 async def test_html_report_has_a_sandbox_policy() -> None:

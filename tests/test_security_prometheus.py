@@ -1,4 +1,4 @@
-"""What a Prometheus that is taken over can do to the cost service, and one reader to the others."""
+"""Attacks of a compromised Prometheus on the cost service, and of one reader on the others."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ async def test_hour_in_the_far_future_breaks_no_page() -> None:
             assert answer.status == 200, (path, answer.text)
         assert "more than a day in the future" in (await site.get("/readyz")).text
         stub.newest_hour = NOW + DAY_SECONDS - 60
-        assert await site.round(), "a clock may be a little wrong"
+        assert await site.round(), "a clock may have a small error"
 
 
 async def test_readings_stop_once_their_clients_disconnect() -> None:
@@ -84,7 +84,7 @@ async def test_one_client_leaves_slots_for_others() -> None:
         assert await ask(one, 100) == 200
         done = [task.result() for task in flood if task.done()]
         assert done.count(503) == 40 - MOST_OF_ONE
-        assert len(done) < 40, "the others did not have to wait for the flood"
+        assert len(done) < 40, "the others do not wait for the flood"
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)

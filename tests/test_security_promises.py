@@ -1,4 +1,4 @@
-"""The table of promises in docs/security.md against the tests that hold them."""
+"""The table of promises in docs/security.md against the tests that prove them."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ def rows() -> list[re.Match[str]]:
 
 @cache
 def names_in(name: str) -> frozenset[str]:
-    """Tests of a file; empty where there is no such file."""
+    """Return the tests of a file; empty without such a file."""
     path = TESTS / name
     if not path.is_file():
         return frozenset()
@@ -33,14 +33,14 @@ def test_promises_are_numbered_without_a_gap() -> None:
     assert len(rows()) > 40
     assert [int(row["number"]) for row in rows()] == list(range(1, len(rows()) + 1))
     table = PAGE.partition("| no. | promise | held by |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert len([line for line in table if not line.startswith("| | **")]) == len(rows()), "a row that cannot be read"
+    assert len([line for line in table if not line.startswith("| | **")]) == len(rows()), "every row can be parsed"
 
 
 @pytest.mark.parametrize("row", rows(), ids=[row["number"] for row in rows()])
 def test_every_promise_has_existing_tests(row: re.Match[str]) -> None:
     named = [(match["file"], match["test"]) for match in _TEST.finditer(row["tests"])]
-    assert named, f"nothing holds: {row['promise']}"
-    assert _TEST.sub("", row["tests"]).replace("<br>", "").strip() == "", "something else stands there"
+    assert named, f"no test for: {row['promise']}"
+    assert _TEST.sub("", row["tests"]).replace("<br>", "").strip() == "", "the cell has other text"
     assert [one for one in named if one[1] not in names_in(one[0])] == [], row["promise"]
 
 

@@ -1,4 +1,4 @@
-"""Secrets are planted wherever there can be one, and looked for in all that agent, service and commands tell."""
+"""Secrets are planted in every possible place, and searched in all output of agent, service and commands."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ SERVICE_PAGES = (
 
 
 class _Echo(BaseHTTPRequestHandler):
-    """A proxy that means well: it refuses, and says in its answer what it was asked with."""
+    """A proxy that refuses, and repeats the request in its answer."""
 
     def do_GET(self) -> None:
         server = self.server
@@ -59,7 +59,7 @@ class _Echo(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Say nothing."""
+        """Log nothing."""
 
 
 class EchoServer(ThreadingHTTPServer):
@@ -85,7 +85,7 @@ def echo() -> Iterator[EchoServer]:
 
 
 def pages(url: str, paths: tuple[str, ...], context: ssl.SSLContext | None = None) -> str:
-    """All that is told at these paths, with the password and without, headers too."""
+    """Return the answers for these paths, headers included, with the password, a wrong one, and none."""
     known = base64.b64encode(f"prometheus:{WEB_PASSWORD}".encode()).decode()
     wrong = base64.b64encode(f"prometheus:{WEB_PASSWORD}-no".encode()).decode()
     told = []
@@ -102,23 +102,23 @@ def pages(url: str, paths: tuple[str, ...], context: ssl.SSLContext | None = Non
 
 
 def command_lines(pid: int) -> str:
-    """Arguments of a process and of all below it."""
+    """Return the arguments of a process and of all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     own = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return own + "".join(command_lines(int(child)) for child in children)
 
 
 def contents(folder: Path) -> str:
-    """All files below a folder."""
+    """Return all files below a folder."""
     return "\n".join(path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def innocent(told: str, *hashes: str) -> None:
-    """No secret is in it, nor a password's hash, nor the pair of user and password as HTTP sends it."""
+    """Assert that a text has no secret, no hash of a password, and no pair of user and password as in HTTP."""
     assert PLANT not in told, told[max(0, told.index(PLANT) - 300) :][:600]
     assert not re.search(r"Basic [A-Za-z0-9+/=]{8,}|Bearer \S{8,}", told)
     for secret in (PLANT.encode(), b"prometheus:" + PLANT.encode()):
-        assert base64.b64encode(secret).decode()[:8] not in told, "in base64"
+        assert base64.b64encode(secret).decode()[:8] not in told, "no secret in base64"
     for known in hashes:
         assert known not in told
 
@@ -148,10 +148,10 @@ def test_agent_logs_pages_and_process_list_contain_no_secret(tmp_path: Path, ech
         web.write_text(f"basic_auth_users:\n  prometheus: {IN_A_FILE}\n")
         wait_until(lambda: any("keeping the previous" in line for line in agent.lines), "a broken file")
         told = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
-        assert "gpu_exporter_build_info" in told, "with the password all is told"
+        assert "gpu_exporter_build_info" in told, "with the password the pages have content"
         agent.process.terminate()
         agent.process.wait()
-    assert "refused" in "\n".join(agent.lines), "what the API says is in the log"
+    assert "refused" in "\n".join(agent.lines), "the log has the API's answer"
     innocent(told + "\n".join(agent.lines), known, known[7:])
 
 
@@ -180,7 +180,7 @@ def test_service_shows_no_own_or_prometheus_secret(tmp_path: Path, echo: EchoSer
             told = pages(url, SERVICE_PAGES) + command_lines(process.pid)
         config.unlink()
         told += log.read_text() + contents(folder)
-        assert "refused" in told, "what Prometheus says is told"
+        assert "refused" in told, "the output has the answer of Prometheus"
         innocent(told, known, known[7:])
 
 
@@ -199,7 +199,7 @@ async def test_prometheus_warning_is_shown_without_request_secrets(tmp_path: Pat
 
 @contextmanager
 def files(folder: Path, **contents_of: str) -> Iterator[dict[str, str]]:
-    """Files by name."""
+    """Write files by name; yield their paths."""
     for name, content in contents_of.items():
         (folder / name).write_text(content)
     yield {name: str(folder / name) for name in contents_of}

@@ -1,4 +1,4 @@
-"""What TLS refuses, by handshakes of openssl's own client with the agent's face."""
+"""TLS refusals, in handshakes of openssl's client with the agent's server."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from test_web_config import Served, served
 
 REQUIRED = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
 WEAK = "aNULL:eNULL:kRSA:kPSK:kSRP:3DES:DES:RC4:RC2:IDEA:SEED:MD5:CAMELLIA:ARIA:AESCCM:SHA1@SECLEVEL=0"
-"""Without forward secrecy, without authentication, without encryption, or broken."""
+"""Ciphers without forward secrecy, authentication or encryption, or broken ones."""
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 async def handshake(one: Served, folder: Path, *options: str, said: str = "") -> str:
-    """What openssl's client tells of a connection."""
+    """Return the output of openssl's client for a connection."""
     arguments = ("s_client", "-connect", f"127.0.0.1:{one.port}", "-CAfile", "ca.pem", *options)
     return await asyncio.to_thread(openssl, *arguments, folder=folder, said=said)
 
 
 def refused(told: str) -> bool:
-    """Whether the client has said hello and was hung up on. (asyncio sends no alert that would say why.)"""
+    """Return whether the server closed the connection after the client's hello. (asyncio sends no alert.)"""
     said = re.search(r"has read 0 bytes and written (\d+) bytes", told)
     return said is not None and int(said[1]) > 0 and "Cipher is (NONE)" in told
 
@@ -35,7 +35,7 @@ def refused(told: str) -> bool:
 @pytest.mark.parametrize("version", ["-tls1", "-tls1_1"])
 async def test_tls_versions_before_1_2_are_refused(certificates: Certificates, version: str) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
-        # Level 0, so that it is not the client that refuses.
+        # Level 0, so that the client itself does not refuse.
         told = await handshake(one, certificates.folder, version, "-cipher", "ALL@SECLEVEL=0")
         assert refused(told), told
         assert "Cipher is ECDHE" in await handshake(one, certificates.folder, "-tls1_2")

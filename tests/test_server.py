@@ -1,4 +1,4 @@
-"""The agent's HTTP face, over real connections."""
+"""The agent's HTTP server, over real connections."""
 
 import gzip
 from collections.abc import AsyncIterator, Callable
@@ -186,7 +186,7 @@ async def test_only_local_peers_may_release_the_driver() -> None:
 
 async def test_dual_stack_socket_treats_loopback_as_local_and_other_addresses_as_remote() -> None:
     released: list[float] = []
-    async with served(None, released.append, host="") as base:  # as by default: IPv4 peers are ::ffff:a.b.c.d
+    async with served(None, released.append, host="") as base:  # the default: IPv4 peers are ::ffff:a.b.c.d
         port = base.rpartition(":")[2]
         async with asked(f"http://127.0.0.1:{port}", "/-/release?seconds=7", "POST") as (response, _):
             assert response.status == 202
@@ -201,7 +201,7 @@ def _own_address() -> str | None:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: a datagram socket only picks its route
+            probe.connect(("192.0.2.1", 9))  # sends nothing: a datagram socket only selects its route
         except OSError:
             return None
         address = str(probe.getsockname()[0])

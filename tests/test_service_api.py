@@ -208,7 +208,7 @@ async def test_months_have_the_cost_to_date_and_a_forecast(site: Running) -> Non
         spent = truth.money[month["currency"]].total
         assert month["spent"] == pytest.approx(spent, rel=1e-6)
         assert month["forecast"] == pytest.approx(spent * 30 / (20 + 14 / 24), rel=0.1)
-        assert month["last_month"] is None, "August was not recorded from its first day on"
+        assert month["last_month"] is None, "the record of August lacks its first days"
 
 
 async def test_every_answer_matches_the_published_schema(fleet_prometheus: FleetServer) -> None:

@@ -1,4 +1,4 @@
-"""The cost service's pages in a real browser: they draw, load nothing from elsewhere, and can be used by everyone.
+"""The cost service's pages in a real browser: they render, load nothing from other hosts, and are accessible.
 
 ``SCREENSHOTS=1 pytest tests/test_service_browser.py -k screenshots`` puts new pictures into the documentation.
 ``page.png`` is the agent's page of ``make demo`` after 16 minutes, 1280 by 1480 pixels.
@@ -64,10 +64,10 @@ AXED = (
     "/api",
     "/runbook",
 )
-"""Each template once, with and without figures; ``axe`` takes long over tables of a hundred rows."""
+"""Each template once, with and without figures; ``axe`` is slow for tables of a hundred rows."""
 AXE: tuple[tuple[Literal["light", "dark"], dict[str, object]], ...] = (
     ("light", {"resultTypes": ["violations"]}),
-    # Only colours differ in the dark.
+    # The dark scheme differs in colours only.
     ("dark", {"resultTypes": ["violations"], "runOnly": ["color-contrast", "link-in-text-block"]}),
 )
 
@@ -85,7 +85,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """Of all tests: it takes long to make."""
+    """Make the context of all tests once: it is slow."""
     made = browser.new_context(viewport=WINDOW, color_scheme="light")
     yield made
     made.close()
@@ -104,7 +104,7 @@ def service(fleet_prometheus: FleetServer, small_fleet: FleetPlan) -> Iterator[S
 
 
 class Watched:
-    """A page whose console and requests are kept."""
+    """A page that records its console and requests."""
 
     def __init__(self, context: BrowserContext, home: str) -> None:
         self.page = context.new_page()
@@ -131,11 +131,11 @@ class Watched:
         return self.page
 
     def check(self) -> None:
-        """Nothing was complained of, and nothing asked for elsewhere, since the last check."""
-        told = (self.complaints[:], self.elsewhere[:])
+        """Assert that there was no console message and no request to another host since the last check."""
+        seen = (self.complaints[:], self.elsewhere[:])
         self.complaints.clear()
         self.elsewhere.clear()
-        assert told == ([], [])
+        assert seen == ([], [])
 
 
 @contextmanager
@@ -149,13 +149,13 @@ def watched(context: BrowserContext, service: Served) -> Iterator[Watched]:
 
 @pytest.fixture(scope="module")
 def tab(context: BrowserContext, service: Served) -> Iterator[Watched]:
-    """One that goes from page to page: a new one is a process each."""
+    """Open one tab for all pages: each new tab is a process."""
     with watched(context, service) as seen:
         yield seen
 
 
 def cut_at_any_width(page: Page) -> list[str]:
-    """What is cut off in windows as narrow as a phone's and as wide as a desk's; no page is wider than its window."""
+    """Return the cut text in windows of phone to desktop width; no page may be wider than its window."""
     found: list[str] = []
     for width in (360, 768, 1280, 2560):
         page.set_viewport_size({"width": width, "height": 900})
@@ -173,7 +173,7 @@ def cut_at_any_width(page: Page) -> list[str]:
 
 
 def faults_for_axe(page: Page) -> list[str]:
-    """Serious faults that axe finds, in light and dark, with everything unfolded."""
+    """Return the serious faults in axe's report, in light and dark, with everything unfolded."""
     found: list[str] = []
     page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
     for scheme, rules in AXE:
@@ -204,7 +204,7 @@ def test_error_page_is_accessible(tab: Watched, path: str, status: int) -> None:
     assert answer.status == status
     assert cut_at_any_width(tab.page) == []
     assert faults_for_axe(tab.page) == []
-    tab.complaints.clear()  # the browser's own about the status
+    tab.complaints.clear()  # the browser's own message about the status
 
 
 def test_every_link_of_every_page_has_a_target(service: Served) -> None:
@@ -222,7 +222,7 @@ def test_every_link_of_every_page_has_a_target(service: Served) -> None:
 
 
 def read(service: Served, path: str) -> str:
-    """The body of what is there."""
+    """Return the body of a page."""
     with urllib.request.urlopen(service.url + path, timeout=120) as answer:  # noqa: S310 - our own server
         return str(answer.read().decode())
 
@@ -352,7 +352,7 @@ MARKUP = ('<a href="https://evil.example/login" target="_top">Log in again</a>',
 
 
 def many_owners(directory: Path, end_seconds: int, count: int, teams: Sequence[str] = TEAMS) -> Path:
-    """Blocks with an hour of many workloads, one per GPU."""
+    """Make blocks with an hour of many workloads, one per GPU."""
     text = directory / "many.om"
     where = 'model="NVIDIA L4",workload_kind="Job"'
     with text.open("w", encoding="utf-8") as output:

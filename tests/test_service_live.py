@@ -20,7 +20,7 @@ SUM = "/api/v1/report?window=7d&by="
 
 
 class Gate:
-    """A proxy before a Prometheus that can hold questions back or refuse them, and keeps their headers."""
+    """A proxy in front of a Prometheus that can delay or refuse queries, and records their headers."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -28,9 +28,9 @@ class Gate:
         self.open.set()
         self.refuses = False
         self.refused: tuple[bytes, ...] = ()
-        """Questions with all of these words are refused."""
+        """Queries with all of these words are refused."""
         self.headers: set[str] = set()
-        """Names of all headers that questions had, in small letters, and their values."""
+        """Names of all request headers, in lower case, and their values."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.headers |= {part for name, value in request.headers.items() for part in (name.lower(), value)}
@@ -69,13 +69,13 @@ async def gated(target: str) -> AsyncIterator[tuple[str, Gate]]:
 
 @pytest.fixture(scope="module")
 def live_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a fleet that is read in a tenth of a second, for each service here reads all of it, some more than once."""
+    """Return the blocks of a fleet that is read in 0.1 s: each service here reads all of it, some more than once."""
     return backfilled(LIVE_FLEET, tmp_path_factory.mktemp("live-blocks"))
 
 
 @pytest.fixture(scope="module")
 def live(live_blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetServer]:
-    """One that tests only read."""
+    """Run a Prometheus that tests only read."""
     directory = tmp_path_factory.mktemp("live")
     with prometheus(directory, shutil.copytree(live_blocks, directory / "data"), LIVE_FLEET) as server:
         yield server
@@ -83,7 +83,7 @@ def live(live_blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def own_prometheus(live_blocks: Path, tmp_path: Path) -> Iterator[FleetServer]:
-    """One that a test may end."""
+    """Run a Prometheus that a test may end."""
     with prometheus(tmp_path, shutil.copytree(live_blocks, tmp_path / "data"), LIVE_FLEET) as server:
         yield server
 
@@ -121,7 +121,7 @@ async def test_the_first_visitor_does_not_wait_for_the_long_readings(live: Fleet
         assert "From GPUs to work" in (await site.get("/")).text
         window = "window=30d&by=cluster,namespace,kind,workload,team"
         assert (await site.get(f"/api/v1/report?{window}")).status == 200
-        # The days of the most wasteful workloads are what the page still asks for.
+        # The page still needs the days of the most wasteful workloads.
         assert site.fleet.readings.begun - begun <= 1
 
 
@@ -246,7 +246,7 @@ async def test_unread_budget_is_retried_before_a_newer_hour(live: FleetServer, t
         await site.round()
         assert 'gpu_budget_limit{budget="vision"' in (page := (await site.get("/metrics")).text)
         assert "gpu_budget_spent{" not in page
-        assert "gpu_cost_service_last_read_timestamp_seconds " not in page, "GPUCostServiceStale is told in the end"
+        assert "gpu_cost_service_last_read_timestamp_seconds " not in page, "GPUCostServiceStale fires in the end"
         assert 'gpu_cost_service_read_errors_total{reason="budgets_unread"} 1' in page
         gate.refused = ()
         site.clock.now += 300.0
@@ -333,7 +333,7 @@ async def test_invalid_store_prevents_the_start(live: FleetServer, tmp_path: Pat
     with pytest.raises(StoreError):
         async with running(live.url, store=store):
             raise AssertionError
-    assert store.read_text().startswith("not a database"), "somebody else's file is left alone"
+    assert store.read_text().startswith("not a database"), "a foreign file stays unchanged"
 
 
 async def test_closed_day_is_read_from_the_store(live: FleetServer, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from exporter.service.metrics import families, render
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "prometheus-rules.yaml"
 NOW = datetime(2026, 10, 15, 12, tzinfo=UTC).timestamp()
-"""14.5 of 31 days are over, 16.5 to come."""
+"""14.5 of 31 days have passed, 16.5 remain."""
 
 
 def state(name: str, spent: float, projected: float | None, *, now: float = NOW, **owner: str) -> BudgetState:
@@ -107,13 +107,13 @@ def test_promtool_accepts_the_page(accept: str) -> None:
         done = subprocess.run(
             [fleet_support.tool("promtool"), "check", "metrics"], input=body, capture_output=True, check=False
         )
-        # What is counted there is days, not a time.
+        # These metrics count days, not a time.
         faults = [line for line in done.stderr.decode().splitlines() if 'instead of "days"' not in line]
         assert faults == []
 
 
 def rules() -> dict[str, dict[str, Any]]:
-    """Rules that read budgets, by recorded name; of alerts the first of each."""
+    """Return the rules that read budgets, by recorded name; for alerts, the first of each."""
     found: dict[str, dict[str, Any]] = {}
     for group in read_yaml(RULES.read_text())["groups"]:
         if group["name"] == "gpu-budgets":
@@ -133,7 +133,7 @@ def test_rules_read_only_existing_series_and_labels() -> None:
 
 @contextmanager
 def scraped(directory: Path, pages: list[tuple[float, Fleet]]) -> Iterator[str]:
-    """A real Prometheus that has scraped pages at those times; its address."""
+    """Run a real Prometheus with scrapes of these pages at these times; yield its address."""
     series: dict[str, list[str]] = {}
     for moment, fleet in pages:
         head = ""
@@ -144,7 +144,7 @@ def scraped(directory: Path, pages: list[tuple[float, Fleet]]) -> Iterator[str]:
             elif not line.startswith("#"):
                 series[head].append(f"{line} {moment:.0f}")
     text = directory / "pages.om"
-    # One series after the other, each in the order of time.
+    # Series by series, each in the order of time.
     text.write_text(
         "".join(f"{head}\n" + "".join(f"{line}\n" for line in sorted(lines)) for head, lines in series.items())
         + "# EOF\n"
@@ -155,7 +155,7 @@ def scraped(directory: Path, pages: list[tuple[float, Fleet]]) -> Iterator[str]:
 
 
 def ask(url: str, query: str) -> dict[str, float]:
-    """Values by budget, an instant query at ``NOW``."""
+    """Return the values of an instant query at ``NOW``, by budget."""
     parameters = urllib.parse.urlencode({"query": query, "time": NOW})
     with urllib.request.urlopen(f"{url}/api/v1/query?{parameters}") as response:  # noqa: S310 - our own server
         data = json.load(response)["data"]
@@ -163,7 +163,7 @@ def ask(url: str, query: str) -> dict[str, float]:
 
 
 def inlined(expression: str, known: dict[str, dict[str, Any]]) -> str:
-    """An expression over raw series: names of recorded ones are replaced by what records them."""
+    """Return an expression over raw series: it replaces the names of recorded series by their expressions."""
     while match := re.search(r"budget:[a-z_]+:[a-z0-9_]+", expression):
         inner = known[match[0]]["expr"]
         expression = expression.replace(match[0], f"({inner})")
@@ -171,7 +171,7 @@ def inlined(expression: str, known: dict[str, dict[str, Any]]) -> str:
 
 
 def test_rules_detect_a_burning_budget_and_ignore_a_normal_one(tmp_path: Path) -> None:
-    """Three budgets of 1000 a month: one used at 20 an hour since last night, one too dear by a third, one in order."""
+    """Three budgets of 1000 a month: one used at 20 an hour for a day, one with a third too much, and a normal one."""
     pages = []
     for back in range(72 * 12, -1, -1):  # every five minutes of three days
         moment = NOW - 300 * back

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def resolved(node: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """What a reference leads to."""
+    """Return the target of a reference."""
     if "$ref" not in node:
         return node
     found: Any = root

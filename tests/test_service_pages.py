@@ -1,4 +1,4 @@
-"""The cost service's pages as HTML: their figures are the truth, names are harmless, and what is missing is told."""
+"""The cost service's pages as HTML: true figures, harmless names, and a report of missing data."""
 
 import csv
 import gzip
@@ -40,7 +40,7 @@ RIGHT_TO_LEFT = "\u202egnp.exe"
 
 
 class Page(HTMLParser):
-    """What a page says: its tables by row, its links, and its text."""
+    """The content of a page: its tables by row, its links, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """All of it, with single spaces."""
+        """Return all text, with single spaces."""
         return " ".join(" ".join(self.data).split())
 
     def row(self, name: str) -> list[str]:
-        """The first row whose first cell begins with a name."""
+        """Return the first row whose first cell begins with a name."""
         return next(row for row in self.rows if row and (row[0] == name or row[0].startswith(f"{name} ")))
 
 
@@ -103,7 +103,7 @@ def service(fleet_prometheus: FleetServer, now: float) -> Iterator[Served]:
 
 
 def fetch(url: str, path: str, **headers: str) -> tuple[int, Message, bytes]:
-    """Status, headers and body."""
+    """Return status, headers and body."""
     address = quote(f"{url}{path}", safe=":/?&=%+#,().-_~")
     request = urllib.request.Request(address, headers={"Accept": "text/html", **headers})  # noqa: S310 - our own server
     try:
@@ -121,7 +121,7 @@ def page(running: Served, path: str, status: int = 200) -> Page:
 
 
 def report(running: Served, *by: Dimension) -> FleetReport:
-    """What the service has of the month."""
+    """Return the service's report of the month."""
     window = parse_window(MONTH, running.fleet.freshness().now_seconds)
     return running.ask(running.fleet.report(window, Question(by=by)))
 
@@ -333,12 +333,12 @@ def test_every_format_of_a_report_has_the_same_figures(
 
 
 def columns_of(page: Page, first: str) -> list[str]:
-    """The headings of the table that begins with one."""
+    """Return the headings of the table that begins with ``first``."""
     return [column.rstrip("▼▲") for column in next(row for row in page.rows if row and row[0].rstrip("▼▲") == first)]
 
 
 def table_of(text: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The headings of a table by team, and its cells by name."""
+    """Return the headings of a table by team, and its cells by name."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Team "))
     body = (cells_below(lines[start], line) for line in lines[start + 2 : start + 20])
@@ -346,7 +346,7 @@ def table_of(text: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def cells_below(head: str, line: str) -> list[str]:
-    """The cells of a line of the table: the name to the left, each figure to the end of its heading."""
+    """Return the cells of a line of the table: the name on the left, each figure up to the end of its heading."""
     ends = [found.end() for found in re.finditer(r"\S+(?: \S+)*", head)]
     figures = head.index("GPU-hours")
     starts = [figures - 2, *ends[1:-1]]
@@ -358,9 +358,9 @@ def test_gpus_without_an_owner_are_columns_of_their_node(service: Served, small_
     columns = columns_of(shown, "Node")
     place = columns.index("Unallocated USD")
     names = [row[0] for row in shown.rows if row and row[0].startswith("Unallocated")]
-    assert len(names) == 1, "a row for all nodes, not one for each"
+    assert len(names) == 1, "one row for all nodes"
     nodes = [row for row in shown.rows if len(row) == len(columns) and row[0].startswith("sim-node")]
-    assert len(nodes) == len({row[0] for row in nodes}), "with the cluster where names would be the same"
+    assert len(nodes) == len({row[0] for row in nodes}), "equal names have the cluster"
     free = sum(float(row[place].replace(",", "")) for row in nodes if row[place])
     truth = month_truth(small_fleet).sum(kind="Unallocated").money["USD"].total
     assert free == pytest.approx(truth, abs=0.005 * len(nodes))
@@ -457,7 +457,7 @@ def test_downloads_have_the_filters_of_the_page(service: Served) -> None:
         for link in shown.links
         if link.startswith("/api/v1/report")
     }
-    assert set(asked) == {"csv", "json", "html"}, "FOCUS cannot be of one team: its split charges sum to the whole"
+    assert set(asked) == {"csv", "json", "html"}, "FOCUS cannot have a single team: its split charges sum to the whole"
     assert asked["csv"] == {
         "window": [MONTH],
         "by": ["namespace"],
@@ -553,7 +553,7 @@ def test_unknown_team_is_reported_with_similar_names(service: Served) -> None:
     shown = page(service, "/by/team?team=visoin")
     assert "Team visoin had no GPU in this period; there is: vision" in shown.text
     assert "Nothing was recorded here." in shown.text
-    assert "nothing matches" not in shown.text, "said once"
+    assert "nothing matches" not in shown.text, "the page has one message"
 
 
 @pytest.mark.parametrize(
@@ -671,7 +671,7 @@ def test_recommendations_show_saving_evidence_and_risk_and_are_filtered(
     assert "no price" in shown.text
     assert "3 of its 8 GPUs were idle in all of 612 measured hours." in shown.text
     assert "A load that comes once a month would not fit" in shown.text
-    assert "Last day" not in shown.text, "they are of the last 7 days"
+    assert "Last day" not in shown.text, "the recommendations cover the last 7 days"
     assert "Last day" in node.text
     assert "ask team search" in shown.text
     assert "kubectl -n vision edit deployment/serving-1" in shown.text
@@ -732,7 +732,7 @@ def test_static_files_are_compressed_cached_and_the_only_allowed_scripts(service
 
 
 def hostile_series(end_seconds: int) -> Iterator[str]:
-    """An hour of a fleet whose names are meant to break what shows them."""
+    """Return an hour of a fleet with names that attack the pages."""
 
     def quoted(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

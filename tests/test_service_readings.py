@@ -196,7 +196,7 @@ async def test_only_recently_viewed_reports_are_refreshed() -> None:
         await readings.get(question(number), WINDOW_NOW, read)
         clock.now += 100.0
     readings.expire()
-    await readings.get(question(1), WINDOW_NOW, read)  # by itself: nobody has looked
+    await readings.get(question(1), WINDOW_NOW, read)  # by itself: there was no request for it
     assert readings.lately(1050.0) == (question(2),)
     assert readings.lately(0.0) == (question(1), question(2))
 
@@ -227,7 +227,7 @@ async def test_cached_value_that_expires_during_its_reading_is_read_again() -> N
 
 
 def counted(gate: asyncio.Event) -> Cached[int]:
-    """A value that is the number of its readings, each of which waits at a gate."""
+    """Return a cached number of its readings, each of which waits at a gate."""
     numbers = count(1)
 
     async def read(_now: float) -> int:

@@ -27,7 +27,7 @@ BUDGETS = "budgets:\n  - {name: all, amount: 1000, currency: USD, period: month}
 def serving(
     log: Path, *arguments: str, ready: bool = True, tls: ssl.SSLContext | None = None
 ) -> Iterator[tuple[Fork, str]]:
-    """The service as a process, and its address once it is ready, or at least answers."""
+    """Run the service as a process; yield it with its address once it is ready, or at least answers."""
     port = free_port(0)
     path = "/readyz" if ready else "/healthz"
     with log.open("wb") as output:
@@ -50,7 +50,7 @@ def _environment() -> dict[str, str]:
 def _until(holds: object) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"not so after {READY_SECONDS} s"
+        assert time.monotonic() < deadline, f"not within {READY_SECONDS} s"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""Holders of a shared device, through the agent's page in virtual time: what each uses, and how long it is idle."""
+"""Holders of a shared device, on the agent's page in virtual time: use of each, and its idle time."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ Values = dict[tuple[str, str], float]
 
 
 def column(snapshot: Snapshot, name: str) -> Values:
-    """Values of a metric by pod and container; those of the device itself by two empty names."""
+    """Return values of a metric by pod and container; the device itself has two empty names."""
     return {
         (pairs.get("pod_name", pairs.get("pod", "")), pairs.get("container_name", pairs.get("container", ""))): value
         for pairs, value in rows(snapshot, name)
@@ -27,7 +27,7 @@ def column(snapshot: Snapshot, name: str) -> Values:
 
 
 def sources(snapshot: Snapshot) -> dict[tuple[str, str], str]:
-    """The label ``source`` of ``gpu_pod_activity_ratio``."""
+    """Return the label ``source`` of ``gpu_pod_activity_ratio``."""
     return {
         (use.holder.pod, use.holder.container): str(use.activity.source)
         for view in snapshot.devices
@@ -37,14 +37,14 @@ def sources(snapshot: Snapshot) -> dict[tuple[str, str], str]:
 
 
 def active_seconds(snapshot: Snapshot) -> dict[str, float]:
-    """Active time of the ledger by namespace, where every pod has one of its own."""
+    """Return the active time of the ledger by namespace, where every pod has a separate one."""
     ledger = snapshot.metering.ledger
     assert ledger
     return {account.owner.namespace: totals.seconds.active for account, totals in ledger.accounts.items()}
 
 
 def scenario(directory: Path, pods: str, *, more: str = "", replicas: int = 4) -> Scenario:
-    """One time-sliced H100."""
+    """Return one time-sliced H100."""
     file = directory / "scenario.yaml"
     gpu = f"{{model: h100, sharing: {{strategy: time-slicing, replicas: {replicas}}}}}"
     file.write_text(f"node: n1\ngpus:\n  - {gpu}\npods:\n{pods}{more}")
@@ -72,10 +72,10 @@ async def test_two_containers_of_one_pod_do_not_affect_other_pods(tmp_path: Path
         ("pair", "y"): "estimated",
         ("solo", "main"): "process_samples",
     }
-    assert active_seconds(snapshot)["solo"] == pytest.approx(0.0, abs=1.0), "but for the first poll of processes"
+    assert active_seconds(snapshot)["solo"] == pytest.approx(0.0, abs=1.0), "except for the first poll of processes"
     assert column(snapshot, "gpu_pod_idle_for_seconds")["solo", "main"] > 80
     memory = column(snapshot, "gpu_pod_memory_used_bytes")
-    assert set(memory) == {("solo", "main")}, "which of the pair has how much is unknown"
+    assert set(memory) == {("solo", "main")}, "the parts of the pair are unknown"
     assert column(snapshot, "gpu_unattributed_processes") == {("", ""): 0}
 
 
@@ -104,11 +104,11 @@ async def test_activity_of_an_unsampled_engine_is_divided_by_share(tmp_path: Pat
         ("jpeg", "main"): pytest.approx(jpeg / 2, abs=0.01),
         ("other", "main"): pytest.approx(jpeg / 2, abs=0.01),
     }
-    assert column(snapshot, "gpu_pod_idle_for_seconds") == {}, "either may be idle"
+    assert column(snapshot, "gpu_pod_idle_for_seconds") == {}, "each of them may be idle"
 
 
 async def test_single_sample_of_one_holder_does_not_make_the_other_idle(tmp_path: Path) -> None:
-    """Process samples return 0.1 s before a poll: the driver has one of about 14, and it is of one sharer."""
+    """Process samples return 0.1 s before a poll: the driver has one of about 14, and it belongs to one sharer."""
     pods = pod("a", 0, "0.5") + pod("b", 1, "0.3")
     lost = "faults:\n  - {kind: processes_lost, from: 10, to: 19.95}\n"
     async with pipeline(scenario(tmp_path, pods, more=lost), tmp_path) as node:
@@ -117,7 +117,7 @@ async def test_single_sample_of_one_holder_does_not_make_the_other_idle(tmp_path
         polled = await node.step(20.0)
         later = await node.until(24.0, steps=4)
     assert set(sources(polled).values()) == {"estimated"}
-    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "divided by share"
     assert set(sources(later).values()) == {"process_samples"}
     assert column(later, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.3, abs=0.1)
 
@@ -133,11 +133,11 @@ async def test_samples_of_a_small_part_of_a_poll_interval_do_not_make_a_holder_i
         polled = await node.step(22.0)
     assert set(sources(before).values()) == {"process_samples"}
     assert set(sources(polled).values()) == {"estimated"}
-    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "divided by share"
 
 
 async def test_burst_is_not_attributed_to_the_previously_active_holder(tmp_path: Path) -> None:
-    """Samples of the 2 s before the burst are of the other sharer alone; the next poll says whose it is."""
+    """Samples of the 2 s before the burst have the other sharer only; the next poll shows the holder of the burst."""
     pods = pod("a", 0, "0.02") + pod("b", 1, "{steps: [{at: 0, level: 0}, {at: 20.05, level: 0.9}]}")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
         await node.until(20.0, steps=21)
@@ -159,12 +159,12 @@ async def test_samples_before_a_process_loss_do_not_divide_the_time_after_it(tmp
         later = await node.until(24.0, steps=12)
     assert set(sources(before).values()) == {"process_samples"}
     assert set(sources(polled).values()) == {"estimated"}
-    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "by share"
+    assert column(polled, "gpu_pod_activity_ratio")["b", "main"] == pytest.approx(0.4, abs=0.05), "divided by share"
     assert set(sources(later).values()) == {"process_samples"}
 
 
 async def test_memory_of_hidden_processes_is_absent_not_zero(tmp_path: Path) -> None:
-    """In a PID namespace of its own with the host's /proc: the list is empty, samples have pids of the host."""
+    """In a separate PID namespace with the host's /proc: the list is empty, samples have pids of the host."""
     pods = pod("a", 0, "0.6") + pod("b", 1, "0.2")
     async with pipeline(scenario(tmp_path, pods), tmp_path) as node:
         driver.fail(COMPUTE_LIST, NOT_SUPPORTED)
@@ -186,9 +186,9 @@ async def test_small_shares_of_utilisation_are_fractional(tmp_path: Path) -> Non
     parts = [column(snapshot, "DCGM_FI_DEV_GPU_UTIL") for snapshot in seen[20:]]
     of_pods = [sum(value for (name, _), value in one.items() if name) for one in parts]
     of_device = [one["", ""] for one in parts]
-    told = [(pods, device) for pods, device, one in zip(of_pods, of_device, parts, strict=True) if len(one) > 1]
-    assert told
-    for pods_sum, device in told:
+    sums = [(pods, device) for pods, device, one in zip(of_pods, of_device, parts, strict=True) if len(one) > 1]
+    assert sums
+    for pods_sum, device in sums:
         assert pods_sum == pytest.approx(device, abs=0.001)
     assert any(0 < value < 1 for one in parts for value in one.values())
 
@@ -199,7 +199,7 @@ SERVER = "  - {namespace: ml, name: server, devices: [{gpu: 0}], activity: 0, me
 
 
 def server(directory: Path, faults: str = "") -> Scenario:
-    """One H100 with an inference server that nobody asks."""
+    """Return one H100 with an inference server without requests."""
     file = directory / "server.yaml"
     file.write_text(f"node: n1\ngpus:\n  - {{model: h100}}\npods:\n{SERVER}{faults}")
     return load(str(file))
@@ -227,7 +227,7 @@ async def test_long_idle_time_continues_through_an_outage_of_four_samples(tmp_pa
         during = await sampled(node, 3480, 3780, 60)
         assert idle_for(during) is None
         before = await sampled(node, 3840, LONG_SECONDS, TOLERATED_GAP_SECONDS)
-        assert LONG_SECONDS - 420 <= (idle_for(before) or 0) < LONG_SECONDS, "no more than was measured"
+        assert LONG_SECONDS - 420 <= (idle_for(before) or 0) < LONG_SECONDS, "at most the measured time"
         snapshot = await sampled(node, LONG_SECONDS + 60, LONG_SECONDS + 360, 60)
     assert LONG_SECONDS <= (idle_for(snapshot) or 0) <= LONG_SECONDS + 120
 

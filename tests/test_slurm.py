@@ -141,7 +141,7 @@ def test_invisible_processes_keep_the_last_answer(proc: Proc) -> None:
     assert jobs.latest is before
     assert "GPU 0" in jobs.problem
     assert "PID namespace" in jobs.problem
-    jobs.observe(reading(whole(0, 4711)), 201.0)  # on the device, and not in this /proc
+    jobs.observe(reading(whole(0, 4711)), 201.0)  # on the device, but not in this /proc
     assert jobs.latest is before
     assert jobs.errors["processes_not_told"] == 2
     jobs.observe(reading(whole(0)), 202.0)
@@ -221,7 +221,7 @@ def missing(index: int) -> GpuReading:
 
 
 def moved(index: int, *pids: int, to: int) -> GpuReading:
-    """A GPU under another index than it had."""
+    """Return a GPU under another index than before."""
     return replace(whole(index, *pids), gpu=replace(gpu(index), index=to))
 
 
@@ -254,7 +254,7 @@ def test_unchanged_answer_is_the_same_object_until_renewal(proc: Proc) -> None:
     jobs.observe(reading(whole(0)), 100.0 + RENEW_SECONDS)
     assert jobs.latest is not first
     second = jobs.latest
-    jobs.observe(reading(whole(0)), 50.0)  # the clock was set back
+    jobs.observe(reading(whole(0)), 50.0)  # the clock stepped back
     assert jobs.latest is not second
 
 

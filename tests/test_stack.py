@@ -33,7 +33,7 @@ from gpu_simulator.stack import (
 
 TIMEOUT_SECONDS = 90.0
 
-# Answers as an agent would whose node has one pod that has been idle for two hours, at 12 USD an hour.
+# Answers like an agent with one pod that has been idle for two hours, at 12 USD an hour.
 STAND_IN = """
 import http.server, sys, signal, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -57,7 +57,7 @@ host, port = sys.argv[sys.argv.index("--listen") + 1].rsplit(":", 1)
 http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 """
 
-# Shorter still than the demonstration's.
+# Even shorter than in the demonstration.
 QUICKER = {
     "interval: 1m": "interval: 1s",
     "interval: 1h": "interval: 2s",
@@ -71,7 +71,7 @@ QUICKER = {
     "for: 10m": "for: 2s",
 }
 HAS_PAGES = Path("/usr/share/prometheus/web/templates").is_dir()
-"""Whether Debian's Prometheus has its pages; ``make install`` puts them there for root."""
+"""Whether Debian's Prometheus has its pages; ``make install`` installs them for root."""
 
 
 def is_greeting(text: str) -> bool:
@@ -83,7 +83,7 @@ QUICK = tuple(item._replace(demo=QUICKER.get(item.shipped, item.demo)) for item 
 
 @dataclass
 class Running:
-    """A stack that runs in the background, and what it has said."""
+    """A stack that runs in the background, and its messages."""
 
     options: StackOptions
     said: list[str] = field(default_factory=list)
@@ -257,7 +257,7 @@ async def test_idle_workload_alerts_once_through_prometheus_and_alertmanager() -
 
 
 async def known(session: aiohttp.ClientSession, alertmanager: str) -> dict[str, str]:
-    """State of the alerts that Alertmanager has for people."""
+    """Return the state of the alerts in Alertmanager that have receivers."""
     async with session.get(f"{alertmanager}/api/v2/alerts") as response:
         alerts = await response.json()
     return {one["labels"]["alertname"]: one["status"]["state"] for one in alerts if one["labels"]["severity"] != "none"}
@@ -295,7 +295,7 @@ async def test_dead_process_is_reported_and_the_others_continue() -> None:
 
 
 def children(word: str) -> list[int]:
-    """Processes with ``word`` in an argument."""
+    """Return the processes with ``word`` in an argument."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

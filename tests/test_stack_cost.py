@@ -1,4 +1,4 @@
-"""The demonstration as people see it: alerts, the past of a fleet, cost, and the queries of the runbook."""
+"""The demonstration from a user's view: alerts, the past of a fleet, cost, and the queries of the runbook."""
 
 import asyncio
 import re
@@ -43,30 +43,30 @@ NO_DATA = {
     "gpu_cost_service_days_not_closed": "the service closes days once an hour",
     "gpu_cost_service_closed_until_timestamp_seconds": "the service closes days once an hour",
 }
-"""Part of a query of the runbook, and why the demonstration has no data for it."""
+"""Part of a query of the runbook, and the reason why the demonstration has no data for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What one run of the demonstration showed."""
+    """Results of one run of the demonstration."""
 
     said: tuple[str, ...]
     notebook: str
     pages: Mapping[str, int]
-    """Status by address that the greeting names."""
+    """Status by address in the greeting."""
     report: Mapping[str, Any]
     page: str
     spent: float
     answers: Mapping[tuple[str, str], int]
-    """By alert and query of the runbook: how many series it returns."""
+    """Number of series that each query of the runbook returns, by alert and query."""
     greeting_again: str
     read_again: int
-    """Series of the past that a second run has when it greets."""
+    """Series of the past in a second run at its greeting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Questions to the Prometheus and the cost service of a running demonstration."""
+    """Queries to the Prometheus and the cost service of a running demonstration."""
 
     session: aiohttp.ClientSession
     options: StackOptions
@@ -118,7 +118,7 @@ class Asking:
         return found
 
     async def answers(self) -> dict[tuple[str, str], int]:
-        """Ask every query of the runbook with the labels of its alert."""
+        """Run every query of the runbook with the labels of its alert."""
         labels = {alert: await self.labels(alert) for alert in dict(QUERIES)}
         found = {}
         for alert, query in QUERIES:
@@ -129,7 +129,7 @@ class Asking:
 
 
 async def show(cache: Path) -> Demo:
-    """Run the demonstration twice: the first one makes the past, the second one has it."""
+    """Run the demonstration twice: the first run makes the past, the second one has it."""
     tools = both_tools()
     if tools.promtool is None:
         pytest.skip("needs promtool on the PATH: make install")

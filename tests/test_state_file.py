@@ -1,4 +1,4 @@
-"""The state file: replaced as a whole, every damage seen, every bad disk told in one line."""
+"""The state file: replaced as a whole, every damage noticed, every disk fault reported in one line."""
 
 import json
 import os

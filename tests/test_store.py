@@ -61,7 +61,7 @@ def test_closed_day_is_read_unchanged(tmp_path: Path) -> None:
 
 
 def test_cost_and_energy_of_a_line_without_seconds_are_stored(tmp_path: Path) -> None:
-    """As of processes of no pod on a GPU that a pod holds: their energy is measured and paid, the time is the pod's."""
+    """For example, of processes without a pod on a held GPU: their energy is paid, the time is the pod's."""
     held = LineKey(namespace="ml", kind="Job", workload="w", model="H100", mode="exclusive")
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
     other_model = nobody._replace(model="T4")
@@ -80,7 +80,7 @@ def test_cost_and_energy_of_a_line_without_seconds_are_stored(tmp_path: Path) ->
         found = asyncio.run(StoreLedger(store).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0].lines
         by_kind = asyncio.run(StoreLedger(store).ledger(day_window(D1), frozenset({"kind"}))).chunks[0].lines
         assert store.check() == ()
-        assert store.restatements(D1)[0].lines == 3, "and what has nothing at all is not kept"
+        assert store.restatements(D1)[0].lines == 3, "a line without any value is not kept"
     assert found == lines
     assert (by_kind[LineKey(kind="Unattributed")].money, len(by_kind)) == ({"USD": ByState(unprofiled=1.44)}, 2)
 
@@ -150,7 +150,7 @@ def test_closed_day_is_reopened_only_with_a_reason(tmp_path: Path) -> None:
         (day,) = store.closed_days()
         assert (day.version, day.reopened) == (1, "late data")
         before = asyncio.run(StoreLedger(store).ledger(day_window(D1), ALL_OF_A_DAY)).chunks[0].lines
-        assert before == chunk(D1).lines, "until it is closed again, what is there holds"
+        assert before == chunk(D1).lines, "until the next close, the present version is valid"
         assert store.close_day(day_ledger(chunk(D1, seed=1)), now=NOW + 60, by="bob") == 2
         (day,) = store.closed_days()
         assert (day.version, day.reopened) == (2, "")
@@ -193,7 +193,7 @@ def test_accepted_gaps_stay_visible(tmp_path: Path) -> None:
     assert ledger.chunks[0].recorded_hours == {"east": 23, "west": 23}
     assert ledger.notes == tuple(
         f"cluster {name}: 1 hour was not recorded: 2026-09-04 (1)" for name in ("east", "west")
-    ), "as a report from Prometheus says"
+    ), "as in a report from Prometheus"
 
 
 def test_reopened_day_is_not_replaced_by_fewer_hours(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_second_writer_is_refused_with_the_process_and_readers_do_not_wait(tmp_p
     with closed(path, chunk(D1)):
         with pytest.raises(StoreError, match=f"is being written by process {os.getpid()} on .* since 2026-09-07T05"):
             use(path, write=True)
-        with store_file.changing(path):  # a transaction that is under way
+        with store_file.changing(path):  # a transaction in progress
             assert len(DayStore(path).closed_days()) == 1
     use(path, write=True)
 

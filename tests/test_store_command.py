@@ -170,7 +170,7 @@ def test_days_closed_from_a_real_prometheus_match_its_report(
 async def both(
     path: Path, url: str, window: Window, dimensions: frozenset[Dimension]
 ) -> tuple[FleetLedger, FleetLedger]:
-    """What the store and what Prometheus says."""
+    """Return the ledger of the store and that of Prometheus."""
     async with PrometheusClient(PrometheusSettings(url=url)) as client:
         asked = await PrometheusLedger(client).ledger(window, dimensions)
     return await StoreLedger(DayStore(path)).ledger(window, dimensions), asked

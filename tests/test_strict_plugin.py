@@ -1,4 +1,4 @@
-"""Under STRICT=1 nothing passes by not being run."""
+"""With STRICT=1 a test must run to pass."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is released: built alike anywhere, with nothing else in it, its parts listed, licensed, pinned, asked about."""
+"""Release artefacts: reproducible, without extra files, with parts listed, licensed, pinned and audited."""
 
 import hashlib
 import importlib.metadata
@@ -31,13 +31,13 @@ import pins
 import release
 import sbom
 
-# May be given away with this program, Apache-2.0, unchanged; each as its package spells it.
+# May be distributed with this program, Apache-2.0, unchanged; each name as in its package.
 ALLOWED_LICENCES = {
     "Apache-2.0",
     "MIT",
     "BSD-2-Clause",
     "BSD-3-Clause",
-    "BSD License",  # jinja2, nvidia-ml-py: three clauses, which their classifier does not count
+    "BSD License",  # jinja2, nvidia-ml-py: three clauses, a number that their classifier lacks
     "ISC",
     "PSF-2.0",
     "MPL-2.0",  # certifi: a list of certificates, unchanged
@@ -57,7 +57,7 @@ def script(name: str, *words: str, **environment: str) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make dist` makes of the last commit."""
+    """Build the last commit with `make dist`."""
     folder = tmp_path_factory.mktemp("dist") / "out"
     release.make("HEAD", folder)
     return folder
@@ -71,7 +71,7 @@ def in_commit(folder: str) -> set[str]:
 
 
 def test_builds_of_a_commit_are_reproducible_in_any_environment(dist: Path) -> None:
-    # It would have raised; and the sums are of these files.
+    # A failure would have raised an exception; the checksums are those of these files.
     sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.iterdir()}
     del files["SHA256SUMS"]
@@ -213,7 +213,7 @@ def test_cyclonedx_tool_reports_the_same_packages_and_licences(dist: Path) -> No
 
 
 def known(said: dict[str, Any]) -> dict[str, Any]:
-    """A licence as their tool writes it, by the name that ours gives it."""
+    """Return a licence of the other tool by the name in ours."""
     if "expression" in said or "id" in said["license"]:
         return said
     name = said["license"]["name"]
@@ -221,7 +221,7 @@ def known(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def licences(component: dict[str, Any]) -> list[str]:
-    """The licences that a component is under, each by its own name."""
+    """Return the licences of a component, each by its name."""
     (said,) = component["licenses"]
     if "expression" in said:
         return [str(name) for name in re.split(r" (?:AND|OR) ", said["expression"])]
@@ -232,7 +232,7 @@ def test_every_licence_is_allowed(dist: Path) -> None:
     bill = json.loads((dist / f"gpu-cost-exporter-{__version__}.cdx.json").read_text(encoding="utf-8"))
     found = {one["name"]: set(licences(one)) for one in bill["components"]}
     assert {name: names - ALLOWED_LICENCES for name, names in found.items() if names - ALLOWED_LICENCES} == {}
-    assert set.union(*found.values()) == ALLOWED_LICENCES, "a licence that nothing has any more goes from the list"
+    assert set.union(*found.values()) == ALLOWED_LICENCES, "the list has an unused licence"
 
 
 def test_sbom_of_unpinned_packages_is_not_written(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_inconsistent_missing_and_leftover_pins_are_reported(tmp_path: Path) -> 
     ]
 
 
-# The audit, by pip-audit itself, of a server that answers as OSV's does.
+# The audit, by pip-audit itself, of a server that answers like OSV.
 
 Known = dict[tuple[str, str], tuple[str, tuple[str, ...], str]]
 KNOWN: Known = {("jinja2", "3.1.0"): ("GHSA-h5c8-rqwp-cp95", ("CVE-2024-22195",), "3.1.3")}
@@ -353,7 +353,7 @@ def vulnerability(name: str, found: tuple[str, tuple[str, ...], str]) -> dict[st
 
 @contextmanager
 def osv(known: Known, status: int = 200) -> Iterator[str]:
-    """The address of a server that knows these vulnerabilities."""
+    """Serve these vulnerabilities; yield the address."""
 
     class Query(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -432,7 +432,7 @@ def test_check_continues_without_an_audit_service_and_required_audit_fails(
     lists = str(ROOT / "requirements" / "build.txt")
     assert audit.main(["--osv-url", url, lists]) == 0
     assert ": Failed to establish a new connection: [Errno 111] Connection refused; run" in capsys.readouterr().out
-    # The index is another server, and not what this is about.
+    # The index is another server, which is not under test.
     monkeypatch.setattr(audit, "withdrawn", lambda _: iter(()))
     assert audit.main(["--osv-url", url, "--required", lists]) == 1
     assert "audit: vulnerabilities of the pinned packages are unknown\n" in capsys.readouterr().out

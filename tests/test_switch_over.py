@@ -1,8 +1,7 @@
-"""From dcgm-exporter's chart to this one by docs/migrating.md: what was asked of the old exporter, the new one answers.
+"""From dcgm-exporter's chart to this one by docs/migrating.md: the new exporter answers the queries of the old one.
 
 `fixtures/dcgm-exporter-values.yaml` is an install of its chart, `fixtures/switched-over-values.yaml` the same for ours.
-What dcgm-exporter says of the simulated node is written here from its documented form, and served to the same
-Prometheus.
+dcgm-exporter's page for the simulated node is written here in its documented form, and served to the same Prometheus.
 """
 
 import csv
@@ -40,7 +39,7 @@ OLD, NEW = "dcgm-exporter", "gpu-cost-exporter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What dcgm-exporter has a row for: a whole GPU, an instance, or a pod's slot of a shared GPU."""
+    """The subject of a row in dcgm-exporter: a whole GPU, an instance, or a pod's slot of a shared GPU."""
 
     gpu: int
     pod: tuple[str, str, str] | None = None
@@ -52,7 +51,7 @@ class Row:
 
 
 def rows(page: Mapping[str, float]) -> list[Row]:
-    """The node of `switch-over-node.yaml`; instance ids are the driver's."""
+    """Return the rows of `switch-over-node.yaml`; instance ids are the driver's."""
     ids = sorted(
         {
             (found["GPU_I_PROFILE"], found["GPU_I_ID"])
@@ -73,7 +72,7 @@ def rows(page: Mapping[str, float]) -> list[Row]:
 
 
 def labels_in(name: str) -> dict[str, str]:
-    """Labels of a series as they stand on a page."""
+    """Return the labels of a series as on a page."""
     return dict(re.findall(r'([A-Za-z_]+)="([^"]*)"', name))
 
 
@@ -86,7 +85,7 @@ TEAMS = {
 
 
 def old_page(page: Mapping[str, float], tick: int) -> str:
-    """The page of dcgm-exporter 4.8.2 with the values of its chart; ids of GPUs and pods are taken from the new one."""
+    """Return the page of dcgm-exporter 4.8.2 with the values of its chart, and the GPU and pod ids of the new page."""
     gpus = {
         found["gpu"]: found for name in page if (found := labels_in(name)) and name.startswith("DCGM_FI_DEV_GPU_TEMP")
     }
@@ -124,16 +123,16 @@ def text_of(labels: Mapping[str, str]) -> str:
 
 
 def collectors() -> list[list[str]]:
-    """Rows of the old install's collectors file."""
+    """Return the rows of the old install's collectors file."""
     text = "\n".join(line for line in OLD_VALUES["customMetrics"].splitlines() if not line.startswith("#"))
     return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text)) if row]
 
 
 def value_of(field: str, row: Row, tick: int) -> float | None:
-    """What dcgm-exporter shows of a row; None where it shows none."""
+    """Return dcgm-exporter's value of a row; None without one."""
     if field in {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_DEC_UTIL"}:
         if row.instance:
-            return None  # the driver has no such figure of an instance
+            return None  # the driver has no such figure for an instance
         return row.utilisation if field == "DCGM_FI_DEV_GPU_UTIL" else 0
     if field == "DCGM_FI_DEV_XID_ERRORS":
         return 31 if row.gpu == 0 else None
@@ -151,7 +150,7 @@ def value_of(field: str, row: Row, tick: int) -> float | None:
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """The agent as the translated values start it, on the simulated node."""
+    """Run the agent with the translated values, on the simulated node."""
     found = documents(NEW_VALUES)
     start = started(of_kind(found, "DaemonSet"), found, tmp_path_factory.mktemp("pod"))
     words = [word for word in start.args[1:] if not word.startswith("--listen")]
@@ -168,7 +167,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
 
 
 def targets(agent: AgentProcess, old: str, folder: Path) -> list[Document]:
-    """Both exporters, as the Prometheus operator scrapes them by the monitors of their charts."""
+    """Return the targets of both exporters, as derived by the Prometheus operator from their charts' monitors."""
     monitor = OLD_VALUES["serviceMonitor"]
     pod = {"namespace": "monitoring", "pod": "exporter-x", "container": "exporter", "endpoint": "metrics"}
     found = {"__meta_kubernetes_pod_node_name": "node-a", **pod}
@@ -180,7 +179,7 @@ def targets(agent: AgentProcess, old: str, folder: Path) -> list[Document]:
 
 @contextmanager
 def old_exporter(agent: AgentProcess) -> Iterator[str]:
-    """dcgm-exporter's page over HTTP; its address."""
+    """Serve dcgm-exporter's page over HTTP; yield its address."""
     began = time.monotonic()
 
     with page_server(lambda: old_page(agent.series(), int(time.monotonic() - began))) as address:
@@ -196,7 +195,7 @@ def prometheus(agent: AgentProcess, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def answer(prometheus: Scraper, query: str, job: str, by: list[str]) -> dict[tuple[str, ...], float]:
-    """Values by the labels that tell the rows apart; the largest where there are several."""
+    """Return values by the labels that distinguish the rows; the largest of several."""
     found: dict[tuple[str, ...], float] = {}
     for labels, value in prometheus.query(query.replace("JOB", f'job="{job}"')).items():
         key = tuple(dict(labels).get(name, "") for name in by)
@@ -208,7 +207,7 @@ def answer(prometheus: Scraper, query: str, job: str, by: list[str]) -> dict[tup
 def test_every_query_answered_before_is_answered_after(prometheus: Scraper, asked: dict[str, Any]) -> None:
     before = answer(prometheus, asked["query"], OLD, asked["by"])
     after = answer(prometheus, asked.get("now", asked["query"]), NEW, asked["by"])
-    assert before, "a query that nobody could ask before proves nothing"
+    assert before, "the query had no answer before"
     assert before.keys() - after.keys() == set()
     if "within" in asked:
         for key, value in before.items():
@@ -288,7 +287,7 @@ def test_no_previous_setting_is_dropped_silently(agent: AgentProcess) -> None:
 
 
 def leaves(values: object, path: str = "") -> Iterator[str]:
-    """Paths of all values: `serviceMonitor.interval`; a list is one."""
+    """Yield the paths of all values: `serviceMonitor.interval`; a list is one."""
     if not isinstance(values, dict) or not values:
         yield path
         return
@@ -297,7 +296,7 @@ def leaves(values: object, path: str = "") -> Iterator[str]:
 
 
 def table() -> list[tuple[set[str], set[str]]]:
-    """Rows of "Values of its chart": the old keys, and ours. `.b` stands after `a.x` for `a.b`."""
+    """Return the rows of "Values of its chart": the old keys, and ours. `.b` after `a.x` stands for `a.b`."""
     guide = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     section = guide.partition("## Values of its chart")[2].partition("\n## ")[0]
     found = []

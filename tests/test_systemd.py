@@ -1,4 +1,4 @@
-"""The systemd unit is one that systemd takes, its settings are the program's, and its rights are enough."""
+"""systemd accepts the unit, its settings are valid options, and its rights are sufficient."""
 
 import re
 import shutil
@@ -18,12 +18,12 @@ MOST_EXPOSED = "3.0"
 
 
 def values(key: str) -> list[str]:
-    """Of a key of the unit, in their order."""
+    """Return the values of a key of the unit, in their order."""
     return re.findall(rf"^{key}=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def checked(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """What systemd-analyze says of the unit, with a program that is here in the place of the installed one."""
+    """Return systemd-analyze's result for the unit, with an existing program in place of the installed one."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze: make install")
     unit = tmp_path / UNIT.name
@@ -47,7 +47,7 @@ def test_every_setting_of_the_example_is_a_valid_option(tmp_path: Path) -> None:
     text = SETTINGS.read_text(encoding="utf-8")
     environ = dict(re.findall(r"^#?(GPU_COST_EXPORTER_\w+)=(.*)$", text, re.MULTILINE))
     assert {"GPU_COST_EXPORTER_WORKLOAD_MANAGER", "GPU_COST_EXPORTER_JOB_MAPPING_DIR"} <= set(environ)
-    # Both are there to choose from.
+    # The example has a choice of both.
     environ["GPU_COST_EXPORTER_WORKLOAD_MANAGER"] = "slurm"
     environ["GPU_COST_EXPORTER_STATE_DIR"] = str(tmp_path)
     config = load_agent({}, environ, check_paths=False)
@@ -81,7 +81,7 @@ def test_agent_measures_with_the_rights_of_the_unit(tmp_path: Path) -> None:
         agent.until(lambda page: matching(page, "gpu_activity_ratio"), "the GPU")
         status = Path(f"/proc/{agent.process.pid}/status").read_text(encoding="ascii")
         assert re.findall(r"^CapEff:\s+(\w+)$", status, re.MULTILINE) == [f"{1 << 19:016x}"]
-        # What systemd would let it read is there to be read: users' names are in this directory of the first process.
+        # The rights of the unit allow this read: the directory of the first process has the users' names.
         users = subprocess.run(
             ["setpriv", *rights, "cat", f"/proc/{agent.process.pid}/root/etc/passwd"], check=False, capture_output=True
         )

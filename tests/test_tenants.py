@@ -1,4 +1,4 @@
-"""Whose a pod is, on the page for Prometheus: the ledger's words, absent where unknown, and no page spoilt by a pod."""
+"""Tenancy of pods on the page for Prometheus: the ledger's names, absent if unknown, and no page broken by a pod."""
 
 import dataclasses
 

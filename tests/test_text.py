@@ -31,7 +31,7 @@ SCRAPE_OF_PROMETHEUS_3 = (
 
 
 class Fixed(Collector):
-    """A registry of prometheus_client that holds the given families."""
+    """A registry of prometheus_client with the given families."""
 
     def __init__(self, metrics: list[core.Metric]) -> None:
         self.metrics = metrics

@@ -1,4 +1,4 @@
-"""The tick under whatever source and kubelet say: what holds for every node, reading and clock."""
+"""The tick with all inputs of source and kubelet: properties of every node, reading and clock."""
 
 import math
 from pathlib import Path
@@ -29,7 +29,7 @@ COMPUTE = (Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE)
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Processes 10 to 13 of pods a to d, one of the host; 15 is gone. Pod d has no log directory."""
+    """Make processes 10 to 13 of pods a to d and one of the host; 15 has ended. Pod d has no log directory."""
     root = tmp_path_factory.mktemp("node")
     for pid, uid in [*zip(range(10, 14), UIDS, strict=True), (14, None)]:
         process = root / "proc" / str(pid)
@@ -233,6 +233,6 @@ def check_use(view: DeviceView) -> None:
 def check_page(snapshot: Snapshot) -> None:
     dropped = Dropped()
     page = families(snapshot, ExpositionOptions(), dropped)
-    assert dropped == Dropped(), "duplicate and bad samples"
+    assert dropped == Dropped(), "no duplicate or invalid samples"
     for family in page:
         assert all(math.isfinite(sample.value) and sample.value >= 0 for sample in samples_of(family)), family.name

@@ -1,4 +1,4 @@
-"""`top` and `kubectl gpu-cost`: what they show of simulated agents, live, once and as JSON."""
+"""`top` and `kubectl gpu-cost`: their view of simulated agents, live, once and as JSON."""
 
 import fcntl
 import json
@@ -46,7 +46,7 @@ def address(agent: AgentProcess) -> str:
 
 
 def truth_of(agent: AgentProcess) -> tuple[set[tuple[str, str]], int]:
-    """Holders with their devices, and how many devices are free, as the agent's API has them."""
+    """Return holders with their devices, and the number of free devices, from the agent's API."""
     devices = json.loads(agent.get("/api/v1/devices")[1])["devices"]
     held = {(device["uuid"], one["pod"]) for device in devices for one in device["holders"]}
     return held, sum(device["allocation"] == "unallocated" and device["state"] == "up" for device in devices)
@@ -153,18 +153,18 @@ class Terminal:
             self.read(0.2)
 
     def read(self, seconds: float) -> bool:
-        """Read what there is; False at the end."""
+        """Read the available output; return False at the end."""
         if not select.select([self.fd], [], [], seconds)[0]:
             return True
         try:
             self.text += os.read(self.fd, 1 << 16).decode(errors="replace")
-        except OSError:  # how Linux tells the end of a terminal
+        except OSError:  # Linux raises this at the end of a terminal
             return False
         return True
 
     @property
     def screen(self) -> str:
-        """The newest screen that is whole, without colours."""
+        """Return the newest complete screen, without colours."""
         screens = self.text.split("\x1b[H")
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screens[-1])
 
@@ -192,7 +192,7 @@ def test_top_in_a_terminal_updates_live_and_handles_keys(demo_agent: AgentProces
     terminal.until("reversed *\r?\n.*jupyter-mkowalski.*q quit")
     terminal.press("q")
     assert terminal.code() == 0
-    assert terminal.text.count("\x1b[?1049h") == terminal.text.count("\x1b[?1049l") == 1, "the screen is as before"
+    assert terminal.text.count("\x1b[?1049h") == terminal.text.count("\x1b[?1049l") == 1, "the screen is restored"
 
 
 def pod(namespace: str, name: str, node: str | None, **more: object) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def pod(namespace: str, name: str, node: str | None, **more: object) -> dict[str
 
 @pytest.fixture
 def cluster(demo_agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for kubectl, the only one on the PATH, with an agent on one node and a dead one on another."""
+    """Install a substitute for kubectl, alone on the PATH, with an agent on one node and a dead one on another."""
     ports = {"ports": [{"name": "metrics", "containerPort": 9400}]}
     agents = [pod("gpu-cost", name, node, containers=[ports]) for name, node in (("a", NODE), ("b", "dead-01"))]
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: every line of doctor, every reason that is counted; and what it quotes is what is said."""
+"""docs/troubleshooting.md: every line of doctor, every counted reason; and its quotations match the program."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ from exporter.kube import api_client
 TEXT = page("troubleshooting.md")
 DOCTOR = ROOT / "exporter" / "doctor"
 LEVELS = {"ok", "warn", "fail", "told", "bad"}
-"""What makes a finding: the three levels, and names in doctor for one of two of them."""
+"""Functions that make a finding: the three levels, and names in doctor for one of two of them."""
 
 
 @cache
@@ -26,7 +26,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def calls(path: Path) -> list[tuple[str, ast.Call, ast.AST]]:
-    """Name of what is called, the call, and the function that it stands in, or the module."""
+    """Return the name of each call, the call, and the function or module around it."""
     found: list[tuple[str, ast.Call, ast.AST]] = []
     left: list[tuple[ast.AST, ast.AST]] = [(tree(path), tree(path))]
     while left:
@@ -40,7 +40,7 @@ def calls(path: Path) -> list[tuple[str, ast.Call, ast.AST]]:
 
 
 def name_of(argument: ast.expr, scope: ast.AST, path: Path) -> str:
-    """The text of a finding's name: as it stands there, or of a variable of its function or module."""
+    """Return the text of a finding's name: a constant, or a variable of its function or module."""
     if isinstance(argument, ast.Constant):
         return str(argument.value)
     assert isinstance(argument, ast.Name), ast.unparse(argument)
@@ -53,7 +53,7 @@ def name_of(argument: ast.expr, scope: ast.AST, path: Path) -> str:
 
 
 def findings() -> set[str]:
-    """Names of all lines that doctor can write."""
+    """Return the names of all lines that doctor can write."""
     return {
         name_of(call.args[0], scope, path)
         for path in DOCTOR.glob("*.py")
@@ -104,7 +104,7 @@ def test_quoted_texts_match_the_program() -> None:
 
 
 def constants(name: str, paths: Iterator[Path]) -> set[str]:
-    """First arguments of all calls of a name, where they are written there."""
+    """Return the constant first arguments of all calls of a name."""
     return {
         str(constant.value)
         for path in paths
@@ -118,7 +118,7 @@ def constants(name: str, paths: Iterator[Path]) -> set[str]:
 
 
 def counted_by_key(paths: Iterator[Path]) -> set[str]:
-    """Keys of `errors["..."] += ...`; the last of them where there are two."""
+    """Return the keys of `errors["..."] += ...`; the last of two keys."""
     found = set()
     for path in paths:
         for node in ast.walk(tree(path)):
@@ -131,7 +131,7 @@ def counted_by_key(paths: Iterator[Path]) -> set[str]:
 
 
 def beginnings(paths: Iterator[Path]) -> set[str]:
-    """Return the reasons of `_count(memory, "reason", holds=...)`, which counts each time that one begins to hold."""
+    """Return the reasons of `_count(memory, "reason", holds=...)`, which counts each start of such a condition."""
     return {
         str(call.args[1].value)
         for path in paths
@@ -145,7 +145,7 @@ def modules(*folders: str) -> Iterator[Path]:
 
 
 def reasons() -> set[str]:
-    """Every reason that can be counted and is written down as one; DCGM's are in a page of their own."""
+    """Return every reason that can be counted and is a constant; those of DCGM are on a separate page."""
     every = ("agent", "attribution", "accounting", "kube", "gpu", "metrics", "web")
     found = counted_by_key(modules(*every))
     for error in ("AttributionError", "ApiError", "StateError", "SourceError", "set_aside"):

@@ -1,4 +1,4 @@
-"""The truth table: from how many GPUs each layer knows to the layer that has failed."""
+"""The truth table: from the number of GPUs in each layer to the failed layer."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ DRIVER, TOOLKIT, PLUGIN, KUBELET = "driver", "container toolkit", "device plugin
 
 
 def layer_of(found: Finding) -> str | None:
-    """The layer that a finding blames, at the severity that goes with it."""
+    """Return the layer that a finding blames; its severity must be that of the layer."""
     if found.level is Level.OK:
         return NONE
     layer = found.cause.partition(": ")[0]
@@ -32,7 +32,7 @@ TABLE = [
     (8, 8, 8, None, None, False, NONE, "not known"),
     (0, None, 0, 0, 0, False, NONE, "no GPU here"),
     (0, None, None, 0, 0, False, NONE, "no GPU here"),
-    # DRA alone: the kubelet advertises nothing, and that is right.
+    # DRA alone: the kubelet advertises nothing, which is correct.
     (8, 8, 8, 0, 3, True, NONE, "claims"),
     (8, 8, 8, None, 3, True, NONE, "claims (DRA), 3 held"),
     (8, 8, 8, 8, 0, True, NONE, "8 advertised"),
@@ -50,7 +50,7 @@ TABLE = [
     (7, None, 7, 8, 1, False, DRIVER, "PCI bus has 7 now"),
     (None, None, 7, 7, 8, False, DRIVER, "the driver does not give all of 8"),
     (8, None, 7, 7, 7, False, DRIVER, "the driver does not give all of 8"),
-    # This container is shown fewer than there are.
+    # This container sees fewer GPUs than exist.
     (8, 8, 4, 8, 8, False, TOOLKIT, "the device plugin is shown 8"),
     (8, 8, 4, None, None, False, TOOLKIT, "driver has 8 GPUs, NVML shows 4"),
     (8, 8, None, 8, 2, False, TOOLKIT, "NVML does not work here"),

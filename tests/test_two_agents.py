@@ -1,4 +1,4 @@
-"""Two agents on one node: one writes its ledger, the other one waits and takes over from the saved instant."""
+"""Two agents on one node: one writes the ledger, the other waits and takes over from the saved instant."""
 
 import signal
 from pathlib import Path
@@ -10,14 +10,14 @@ FAST = ("--simulate", "t4-timeslicing", "--sample-interval", "250ms", "--state-i
 
 
 def on_one_node(directory: Path, *more: str) -> tuple[str, ...]:
-    """Options of every agent of the node."""
+    """Return the options of every agent of the node."""
     state = directory / "state"
     state.mkdir(exist_ok=True)
     return (*FAST, "--state-dir", str(state), "--lock-dir", str(directory / "lock"), *more)
 
 
 def charged(page: dict[str, float]) -> dict[str, float]:
-    """What only the writer of the ledger shows."""
+    """Return the series that only the writer of the ledger shows."""
     return {
         name: value
         for name, value in page.items()
@@ -26,7 +26,7 @@ def charged(page: dict[str, float]) -> dict[str, float]:
 
 
 def writes(agent: AgentProcess) -> dict[str, float]:
-    """A page of the agent once it has metered and saved something."""
+    """Return a page of the agent after it has metered and saved something."""
     return agent.until(
         lambda page: page.get("gpu_exporter_ledger_writer") == 1 and page.get("gpu_exporter_state_saved") == 1,
         "the ledger",
@@ -65,7 +65,7 @@ def test_second_agent_waits_and_continues_after_the_first_was_killed_or_ended(tm
                 assert {name for name, value in before.items() if after.get(name, 0.0) < value} == set()
                 assert third.end() == 0
     gpus, capacity, steady = gpus_and_capacity(tmp_path / "state")
-    assert abs(steady - capacity / gpus - began) < 1e-6, "every second since the start, once"
+    assert abs(steady - capacity / gpus - began) < 1e-6, "every second since the start counts once"
 
 
 def test_second_agent_without_state_starts_a_ledger_after_the_first_ended(tmp_path: Path) -> None:

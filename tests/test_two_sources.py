@@ -1,4 +1,4 @@
-"""Two sources read in step: who leads, what is used once, and what a source that is down costs."""
+"""Two sources read together: the leading one, single use of each value, and the effect of a source that is down."""
 
 import logging
 import math
@@ -39,11 +39,11 @@ def told(source: str, at: float, values: Values | None = None, *, number: int = 
 
 
 class Watched(dict[Field, int | float]):
-    """Values of which it can be seen whether anybody still has them."""
+    """Values that allow weak references, which show whether the values are still in use."""
 
 
 class Pair:
-    """NVML and DCGM beside it, at one-second intervals, driven by hand."""
+    """NVML together with DCGM, at one-second intervals, driven by a test."""
 
     def __init__(self) -> None:
         self.nvml = DirectSource(name="nvml", state=SourceState.STARTING)
@@ -97,7 +97,7 @@ def test_dcgm_waits_for_the_nvml_start_for_a_bounded_time() -> None:
     pair.hear(told("dcgm", 1.0, {UTIL: 1}), told("dcgm", 2.0, {UTIL: 2}))
     assert pair.take(FIRST_WAIT_SECONDS) == ()
     taken = pair.take(FIRST_WAIT_SECONDS + 1)
-    assert [one.gpus[0].values[UTIL] for one in taken] == [1, 2], "what came in meanwhile is used"
+    assert [one.gpus[0].values[UTIL] for one in taken] == [1, 2], "the readings that arrived in that time are used"
 
 
 def test_dcgm_does_not_wait_for_an_nvml_that_failed_to_start() -> None:
@@ -136,7 +136,7 @@ def test_dcgm_takes_over_at_once_after_nvml_death_and_yields_on_its_return() -> 
     assert [one.instant for one in pair.take(2.5)] == [1.4, 2.4]
     pair.hear(told("nvml", 2.2, {UTIL: 22}), told("nvml", 3.2, {UTIL: 32}), told("dcgm", 3.4, {UTIL: 3}))
     taken = pair.take(3.5)
-    assert [(one.instant, one.source) for one in taken] == [(3.2, "nvml")], "no instant is given twice, nor backwards"
+    assert [(one.instant, one.source) for one in taken] == [(3.2, "nvml")], "instants only increase"
 
 
 def test_sources_are_fresh_while_one_source_works() -> None:
@@ -170,7 +170,7 @@ def test_errors_are_counted_once_per_source() -> None:
 def test_returning_dcgm_values_are_used_before_the_next_nvml_reading() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0, {UTIL: 10, ENERGY: 7}), told("dcgm", 1.1, {UTIL: 1}))
-    assert [one.instant for one in pair.take(1.2)] == [1.0], "the engine answers and has not measured yet"
+    assert [one.instant for one in pair.take(1.2)] == [1.0], "the engine answers without a measurement so far"
     pair.hear(told("dcgm", 2.6, {UTIL: 1, ENGINE: 0.5}))
     (more,) = pair.take(2.6)
     assert dict(more.gpus[0].values) == {UTIL: 10, ENERGY: 7, ENGINE: 0.5}
@@ -184,7 +184,7 @@ def test_returning_dcgm_values_are_used_before_the_next_nvml_reading() -> None:
 def test_nvml_instant_older_than_the_last_one_is_dropped() -> None:
     pair = Pair()
     pair.hear(told("nvml", 1.0), told("dcgm", 2.001, {ENGINE: 0.5}))
-    assert [one.instant for one in pair.take(2.001)] == [1.0], "joined with it, so that it is back at once"
+    assert [one.instant for one in pair.take(2.001)] == [1.0], "merged with it, so that it is back at once"
     pair.hear(told("dcgm", 3.0), told("nvml", 3.1), told("dcgm", 4.001, {ENGINE: 0.5}))
     pair.take(3.2)
     pair.hear(told("nvml", 4.0), told("dcgm", 5.0), told("nvml", 5.1))
@@ -231,7 +231,7 @@ def test_dcgm_return_is_detected_as_leading_and_as_only_source() -> None:
     ):
         alone.state = state
         alone.readings += [told("dcgm", at, values)] if values else []
-        assert len(sources.take(0.0, at)) == len(values or ()), "and is taken once"
+        assert len(sources.take(0.0, at)) == len(values or ()), "each reading is taken once"
 
 
 def test_dcgm_of_another_machine_is_reported_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +247,7 @@ def test_dcgm_of_another_machine_is_reported_and_never_leads(caplog: pytest.LogC
     assert pair.take(2.0) == ()
     assert not pair.sources.is_fresh(1.0)
     assert pair.sources.errors["dcgm", "other_machine"] == 1
-    assert len(caplog.records) == 1, "told once"
+    assert len(caplog.records) == 1, "logged once"
     pair.hear(told("dcgm", 3.0, {UTIL: 9}))
     assert [one.gpus[0].gpu for one in pair.take(3.0)] == [gpu()]
     assert pair.sources.statuses[1].state is SourceState.UP
@@ -265,7 +265,7 @@ def test_unusable_dcgm_readings_are_not_kept_while_nvml_is_unavailable() -> None
         pair.hear(told("dcgm", float(second), values, number=7))
         del values
         assert pair.take(float(second)) == ()
-    assert sum(1 for one in kept if one() is not None) <= 1, "the newest may be joined with what NVML tells next"
+    assert sum(1 for one in kept if one() is not None) <= 1, "the newest may be merged with NVML's next reading"
 
 
 def test_dcgm_alone_is_used_unchanged() -> None:
@@ -341,7 +341,7 @@ async def test_meters_charge_every_second_once_through_an_nvml_outage(tmp_path: 
         if outage == "dead":
             nvml.direct.state, nvml.direct.reason = SourceState.DIED, "died"
         for second in range(11, 31):
-            # As the agent does; the pipeline gives the steady clock where it samples both.
+            # As in the agent; the pipeline advances the monotonic clock when it samples both.
             node.clock.seconds = float(second)
             dcgm.sample(EPOCH_SECONDS + second)
             away = node.node.tick(EPOCH_SECONDS + second, float(second))
@@ -380,7 +380,7 @@ def test_instants_only_increase_and_no_reading_is_used_twice(
         at += passed
         for source, earlier in readings:
             taken_at = at + earlier
-            if taken_at > newest[source]:  # a source's own readings come in their order
+            if taken_at > newest[source]:  # the readings of a source arrive in their order
                 newest[source] = taken_at
                 pair.hear(told(source, taken_at, {UTIL: 1, ENERGY: taken_at * 1000}))
         pair.set("nvml", nvml)
@@ -390,7 +390,7 @@ def test_instants_only_increase_and_no_reading_is_used_twice(
             given_out = one.instant
             assert [gpu.gpu.uuid for gpu in one.gpus] == ["GPU-0"]
         if dcgm is SourceState.UP and nvml is not SourceState.UP and newest["dcgm"] > newest["nvml"]:
-            assert given_out >= newest["dcgm"], "nothing of DCGM's waits while NVML is down"
+            assert given_out >= newest["dcgm"], "no DCGM reading waits while NVML is down"
 
 
 @pytest.mark.parametrize("set_by", [7200.0, -7200.0])

@@ -1,4 +1,4 @@
-"""What is metered of two sources, whatever schedule they keep: all time and all energy once, and nothing falls."""
+"""Metering of two sources at any schedule: all time and all energy once, and no counter decreases."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,25 +26,25 @@ GPUS = 3
 SOURCES = ("nvml", "dcgm")
 ENERGY, ENGINE, UTIL = Field.TOTAL_ENERGY_CONSUMPTION, Field.PROF_GR_ENGINE_ACTIVE, Field.GPU_UTIL
 MILLIJOULES_PER_SECOND = 15_000
-"""So little that what a GPU takes while it is away is never more than a sample may tell."""
+"""Low enough that the energy of an absent GPU never exceeds the limit of a sample."""
 OLDER_SECONDS = {"nvml": 0.05, "dcgm": 0.9}
-"""By how much an energy counter is older than its reading."""
+"""Time by which an energy counter is older than its reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Time passes, sources tell, the agent ticks."""
+    """A step: time passes, sources deliver, the agent ticks."""
 
     seconds: float
     wall_set_by: float
     nvml: SourceState
     dcgm: SourceState
     readings: tuple[tuple[str, float], ...]
-    """Source, and how many seconds ago it was taken."""
+    """Source and age in seconds."""
     gone: dict[tuple[str, int], DeviceState | None]
-    """What is wrong with a GPU as a source has it; ``None``: it is not listed. Nothing ever is with the last one."""
+    """Fault of a GPU in a source; ``None``: it is not listed. The last GPU never has a fault."""
     layouts: dict[str, int]
-    """Instances of GPU 0 as a source has them; 0: it is whole."""
+    """Number of instances of GPU 0 in a source; 0: it is whole."""
     profiled: bool
 
 
@@ -78,7 +78,7 @@ WELL = Step(
     layouts={"nvml": 0, "dcgm": 0},
     profiled=True,
 )
-"""How it begins: a GPU that was never seen up is not missed."""
+"""First step: a GPU that was never seen up does not count as missing."""
 
 
 def reading(step: Step, source: str, at: float, wall: float) -> Reading:
@@ -127,7 +127,7 @@ def instance(parent: str, number: int, of: int) -> MigInstance:
 
 @dataclass
 class Twins:
-    """The node, and the same two sources once more, joined without it: these say what it was given."""
+    """The node, and a separate merge of the same two sources, which shows the input of the node."""
 
     nodes: dict[str, DirectSource] = field(default_factory=lambda: {one: DirectSource(name=one) for one in SOURCES})
     mine: dict[str, DirectSource] = field(default_factory=lambda: {one: DirectSource(name=one) for one in SOURCES})
@@ -196,7 +196,7 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
         for uuid in seen(given_out)
     ]
     joules = sum(max(told) - told[0] for told in counters if told) / 1000
-    assert all(told == sorted(told) for told in counters), "no counter falls as one source follows the other"
+    assert all(told == sorted(told) for told in counters), "no counter decreases when the sources alternate"
     assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9, abs=1e-6)
 
 

@@ -23,7 +23,7 @@ NOON = 1_800_000_000.0
 def started(
     directory: Path, steady: float, *, boot_id: str = "boot", lock: bool = True, clock: IdleClock | None = None
 ) -> Metering:
-    """An agent's metering, which has the node's lock."""
+    """Return an agent's metering with the node's lock."""
     state = directory / "state"
     state.mkdir(exist_ok=True)
     made = Metering(
@@ -40,7 +40,7 @@ def started(
 
 
 def metered(metering: Metering, first: int, last: int) -> LedgerView:
-    """Meter one GPU, a sample each second, saving when it is due and at the end; what is shown then."""
+    """Meter one GPU, a sample each second, save when due and at the end; return the final view."""
     for second in range(first, last + 1):
         metering.observe(
             [whole(use(holder("train"), 1.0), busy=1.0)],
@@ -56,19 +56,19 @@ def metered(metering: Metering, first: int, last: int) -> LedgerView:
 
 
 def killed(metering: Metering) -> None:
-    """What a kill leaves: locks released, nothing saved."""
+    """Leave the state as after a kill: locks released, nothing saved."""
     metering.lock.release()
 
 
 def by_ledger(view: LedgerView) -> dict[str, float]:
-    """GPU-seconds by the ledger's identity."""
+    """Return GPU-seconds by the ledger's identity."""
     return {
         ledger.identity: sum(totals.seconds.total for totals in ledger.accounts.values()) for ledger in view.ledgers
     }
 
 
 def break_disk(directory: Path) -> None:
-    """A folder in the way of the file that a save writes: the state stays readable, as on a full disk."""
+    """Put a folder in place of the file that a save writes: the state stays readable, as on a full disk."""
     (directory / "state" / "ledger.json.new").mkdir()
 
 
@@ -82,7 +82,7 @@ def test_restart_continues_after_the_memory_only_ledger(tmp_path: Path, *, repai
     metered(first, 0, 10)
     break_disk(tmp_path)
     before = by_ledger(metered(first, 11, 22))
-    assert sum(before.values()) == pytest.approx(22.0), "of which a part is in memory only"
+    assert sum(before.values()) == pytest.approx(22.0), "a part of it is in memory only"
     assert len(before) == 2
     killed(first)
     if repaired:
@@ -90,7 +90,9 @@ def test_restart_continues_after_the_memory_only_ledger(tmp_path: Path, *, repai
     second = started(tmp_path, 40.0)
     after = by_ledger(metered(second, 40, 50))
     seen = {name: max(before.get(name, 0.0), after.get(name, 0.0)) for name in before | after}
-    assert sum(seen.values()) == pytest.approx(50.0), "every second once, the time between the processes included"
+    assert sum(seen.values()) == pytest.approx(50.0), (
+        "every second counts once, including the time between the processes"
+    )
 
 
 def test_only_the_saved_state_counts_after_the_disk_recovers(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_restart_after_a_reboot_with_a_failing_disk_continues(tmp_path: Path) ->
 
 
 def test_idle_time_of_a_former_boot_is_not_continued_from_the_lock_file(tmp_path: Path) -> None:
-    """The disk fails since the reboot: the state is of the former boot, and the lock file of this one."""
+    """The disk has failed since the reboot: the state is from the former boot, and the lock file from this one."""
 
     def clock() -> IdleClock:
         return IdleClock(threshold_ratio=0.05, tolerated_gap_seconds=5.0)
@@ -203,4 +205,4 @@ def test_killed_agent_with_a_failed_disk_charges_every_second_once(tmp_path: Pat
         assert agent.end() == 0
     _, saved, steady = gpus_and_capacity(tmp_path / "state")
     passed = gpus * (steady - began)
-    assert passed - gpus * 1.0 <= saved + in_memory <= passed + 1e-6, "but for what was metered after the last scrape"
+    assert passed - gpus * 1.0 <= saved + in_memory <= passed + 1e-6, "except for the time after the last scrape"

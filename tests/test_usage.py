@@ -1,4 +1,4 @@
-"""Meters: every GPU-second between two samples goes to somebody, once."""
+"""Meters: every GPU-second between two samples has one owner, once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,13 +28,13 @@ def meter() -> Meter:
 
 
 def after(meter: Meter, views: Sequence[DeviceView], dt: float = 1.0, start: float = 100.0) -> tuple[Portion, ...]:
-    """Meter an interval in which nothing changed."""
+    """Meter an interval without changes."""
     meter.add(views, start)
     return meter.add(views, start + dt)
 
 
 def figures(portions: Sequence[Portion]) -> dict[str, Figures]:
-    """Active, idle and unknown seconds, rounded, by pod or else by kind of owner."""
+    """Return active, idle and unknown seconds, rounded, by pod or else by kind of owner."""
     return {
         (portion.pod.pod if portion.pod else portion.account.owner.kind): (
             round(portion.seconds.active, 9),
@@ -147,7 +147,7 @@ def test_free_instance_is_idle_if_measured_and_unknown_otherwise(meter: Meter) -
 
 def test_overlapping_instances_sum_to_one_gpu(meter: Meter) -> None:
     portions = after(meter, partitioned(("3g.40gb", "4g.40gb"), {0: ("a", 1.0), 1: ("b", 1.0)}))
-    # 3g is 4/8 of the memory, 4g 4/7 of the compute: 15/14 of a GPU, brought down to one.
+    # 3g is 4/8 of the memory, 4g 4/7 of the compute: 15/14 of a GPU, normalised to one.
     assert figures(portions) == {"a": (round(7 / 15, 9), 0.0, 0.0), "b": (round(8 / 15, 9), 0.0, 0.0)}
 
 
@@ -167,7 +167,7 @@ def test_free_replicas_of_a_partitioned_gpu_without_activity_are_unknown(meter: 
 def test_gpu_holder_and_instance_holder_divide_the_whole_gpu(meter: Meter) -> None:
     views = partitioned(("1g.10gb",) * 7, {0: ("b", 1.0)})
     board, instance, *free = views
-    # As the join makes them: 1 and 1/7 of the GPU, made to fit.
+    # As from the join: 1 and 1/7 of the GPU, normalised.
     of_board = use(holder("a", share=7 / 8, of_device=1.0), 1.0)
     of_instance = use(replace(instance.pods[0].holder, share_ratio=1 / 8), 0.0)
     board = replace(board, pods=(of_board,), allocation=AllocationState.ALLOCATED)
@@ -194,7 +194,7 @@ def test_two_seconds_are_no_gap_for_a_fast_sampler() -> None:
 def test_shares_with_a_changed_holder_in_a_gap_are_unattributed(meter: Meter) -> None:
     meter.add([whole(use(*shared("a", 0.1)), use(*shared("b", 0.1)), busy=0.2)], 100.0)
     now = whole(use(*shared("a", 0.1)), use(*shared("c", 0.1, quarter=0.5)), busy=0.2)
-    # a held a quarter throughout, a quarter was free throughout; b's quarter and c's other one: nobody knows.
+    # a held a quarter throughout, a quarter was free throughout; b's quarter and c's other one have unknown owners.
     assert figures(meter.add([now], 200.0)) == {
         "a": (0.0, 0.0, 25.0),
         "Unallocated": (0.0, 0.0, 25.0),
@@ -325,7 +325,7 @@ def test_unmeasured_energy_is_absent(meter: Meter) -> None:
 
 
 def resumed(meter: Meter, owner_of: Callable[[Holder], Owner] = namespace_owner) -> Meter:
-    """The meter of the next process, from what the file would hold."""
+    """Return the meter of the next process, from the content of the file."""
     fresh = Meter(meter.sample_interval_seconds, owner_of)
     if meter.steady is not None:
         fresh.resume(read(MeterState, through_json(meter.state())))

@@ -1,4 +1,4 @@
-"""Device views: what the agent makes of one reading and one attribution."""
+"""Device views: the agent's result for one reading and one attribution."""
 
 import logging
 from collections.abc import Sequence
@@ -91,11 +91,11 @@ def test_exclusive_holder_has_the_activity_and_memory_of_the_device(viewer: View
     assert view.allocation is AllocationState.ALLOCATED
     assert view.pods[0].activity == Activity(ratio=0.8, source=ActivitySource.UTILISATION)
     assert view.pods[0].memory_used_bytes == 4096 * MIB
-    assert view.pods[0].values == {}, "an exclusive holder needs no rows of its own in the drop-in family"
+    assert view.pods[0].values == {}, "an exclusive holder needs no separate rows in the drop-in family"
 
 
 def test_holder_memory_without_device_memory_is_that_of_its_processes(viewer: Viewer) -> None:
-    # A compute instance beside others of its GPU instance, or a board whose memory is the host's.
+    # A compute instance among others of its GPU instance, or a board with memory of the host.
     processes = (ProcessUse(pid=101, memory_used_bytes=700 * MIB), ProcessUse(pid=103, memory_used_bytes=9 * MIB))
     told = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}, processes=processes)
     (view,) = views(viewer, [told], held(holder("a")))
@@ -425,7 +425,7 @@ def test_recreated_pod_with_its_old_name_has_a_new_age(viewer: Viewer, tmp_path:
     logs = tmp_path / "pods"
     (logs / "ml_a_00000000-0000-4000-8000-00000000000c").mkdir()
     (view,) = views(viewer, [idle], held(holder("a")), at=1003.0)
-    assert view.pods[0].idle_for_seconds == 3, "which of the two lives is not known yet"
+    assert view.pods[0].idle_for_seconds == 3, "the surviving pod is still unknown"
     (logs / f"ml_a_{UID_A}").rmdir()
     (view,) = views(viewer, [idle], held(holder("a")), at=1004.0)
     assert (view.pods[0].age_seconds, view.pods[0].idle_for_seconds) == (0, 0)

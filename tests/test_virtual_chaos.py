@@ -1,4 +1,4 @@
-"""A piece of the chaos in virtual time: after each tick of short schedules the books are those of the truth."""
+"""A piece of the chaos in virtual time: after each tick of short schedules the books equal the truth."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def test_every_second_has_an_owner_and_no_counter_decreases_under_faults() -> No
     assert "| **all** | 96 |" in done.stdout, "every fault was injected"
 
 
-# A pod is made again under its name, busy where the former was idle, and the API cannot tell of it.
+# A pod is recreated under its name, busy after an idle one, and the API does not report it.
 AGAIN = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -1,4 +1,4 @@
-"""The web configuration: what its file may say, and what a client that connects then meets."""
+"""The web configuration: valid content of its file, and its effect on a connecting client."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ HERE = Path("/etc/web.yaml")
 
 
 def basic(user: str, password: str) -> str:
-    """What a client that knows them sends."""
+    """Return the header of a client with these credentials."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
@@ -46,7 +46,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 @dataclass
 class Served:
-    """The agent's face behind a web configuration."""
+    """The agent's server behind a web configuration."""
 
     port: int
     access: WebAccess
@@ -60,7 +60,7 @@ class Served:
         auth: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> tuple[int, str, dict[str, str]]:
-        """Status, body and headers, over a connection of its own."""
+        """Return status, body and headers, over a new connection."""
         scheme = "https" if tls else "http"
         headers = {"Authorization": auth} if auth else {}
         connector = aiohttp.TCPConnector(force_close=True)
@@ -71,7 +71,7 @@ class Served:
             return response.status, await response.text(), dict(response.headers)
 
     async def until(self, status: int, **how: object) -> None:
-        """Ask until the answer is this."""
+        """Request until the answer has this status."""
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -240,7 +240,7 @@ async def test_right_password_is_cached_and_a_wrong_one_is_hashed_again(
     assert await users.check("alice", b"wrong") == "wrong"
     assert await users.check("alice", b"wrong") == "wrong"
     assert hashings == [known] * 3
-    # Who does not exist costs what one who exists does: a hash of the same cost is computed.
+    # An unknown user costs as much as a known one: the server computes a hash of the same cost.
     assert await users.check("mallory", PASSWORD.encode()) == "wrong"
     assert hashings[3][:7] == b"$2b$04$"
     assert hashings[3] != known
@@ -262,7 +262,7 @@ async def test_pending_guesses_are_limited_and_do_not_block_known_users() -> Non
 async def test_hash_prefixes_of_every_tool_and_long_passwords_are_supported(prefix: bytes) -> None:
     users = Passwords({"alice": hashed("p" * 72, prefix).encode()})
     assert await users.check("alice", b"p" * 72) == "right"
-    assert await users.check("alice", b"p" * 90) == "right"  # as Go's bcrypt, which looks at 72 bytes
+    assert await users.check("alice", b"p" * 90) == "right"  # as in Go's bcrypt, which reads 72 bytes
     assert await users.check("alice", b"p" * 71) == "wrong"
 
 
@@ -339,7 +339,7 @@ async def test_new_file_applies_without_a_restart_and_a_broken_one_is_ignored(
         await one.until(200, auth=ALICE, tls=certificates.client())
         with pytest.raises(aiohttp.ClientError):
             await one.get(auth=ALICE)
-    assert one.failures == 1  # the same mistake is told once, however often it is looked at
+    assert one.failures == 1  # the same mistake is reported once over several reads
 
 
 async def test_new_certificate_is_served_once_it_matches_its_key(
@@ -350,7 +350,7 @@ async def test_new_certificate_is_served_once_it_matches_its_key(
         assert (await one.get(tls=certificates.client()))[0] == 200
         trusted = newer.client()
         certificates.path("server.pem").write_bytes(newer.path("server.pem").read_bytes())
-        await asyncio.wait_for(one.broken.wait(), 20)  # the key is still the old one's
+        await asyncio.wait_for(one.broken.wait(), 20)  # the key is still the old one
         assert (await one.get(tls=certificates.client()))[0] == 200
         certificates.path("server.key").write_bytes(newer.path("server.key").read_bytes())
         await one.until(200, tls=trusted)

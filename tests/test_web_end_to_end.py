@@ -41,7 +41,7 @@ def status(url: str, context: ssl.SSLContext) -> int:
 
 
 def scraped(folder: Path, port: int, certificates: Certificates, password: Path) -> None:
-    """A real Prometheus finds the target up."""
+    """Check that a real Prometheus finds the target up."""
     own = free_port(0)
     (folder / "prometheus.yml").write_text(
         f"""
@@ -95,7 +95,7 @@ def test_prometheus_and_the_report_reach_an_agent_with_tls_and_a_password(
         assert main(["report", "--agent", url, "--agent-skip-verify", *user]) == 0
         capsys.readouterr()
         _refusals(url, ca, user, tmp_path, capsys, agent)
-        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod knows the agent behind TLS"
+        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod recognises the agent behind TLS"
         assert agent.end() == 0
 
 
@@ -142,7 +142,7 @@ def test_agent_requiring_client_certificates_is_reached_with_one(
         capsys.readouterr()
         assert main(["report", "--agent", url, *ca]) == 1
         assert f"{url}: " in capsys.readouterr().err
-        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod has no certificate to show"
+        assert machine.port("", agent.port).level is Level.OK, "doctor in the pod has no certificate"
 
 
 def test_agent_counts_a_broken_file_and_continues(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What agent and children load and ask for: nothing that only others need, and no call whose answer is known."""
+"""Modules and driver calls of agent and children: only the needed ones, and no call with a known answer."""
 
 import os
 import subprocess
@@ -32,8 +32,8 @@ needs_compiler = pytest.mark.skipif(stub_support.compiler() is None, reason="nee
 def loaded(*steps: str) -> list[set[str]]:
     """Return the modules that are loaded after each step of a new process."""
     code = "".join(f"{step}\nprint(*sys.modules)\n" for step in steps)
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    return [set(line.split()) for line in told.stdout.splitlines()]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def packages(modules: set[str]) -> set[str]:
@@ -63,8 +63,8 @@ def test_sample_makes_a_bounded_number_of_calls_per_gpu(node: str, most: float) 
     partitioned = node == "partitioned"
     calls = dcgm_stub_support.nvml(partitioned=partitioned, samples=SAMPLES)
     assert sum(calls.values()) / SAMPLES / 8 <= most
-    # What a GPU is does not change while it is there, nor do its limits unless somebody sets them. An instance can come
-    # back under its UUID in another shape, so all of them are described every five samples.
+    # The identity of a GPU does not change while it exists, nor do its limits without a command. An instance can return
+    # under its UUID with another shape, so all instances are described every five samples.
     for name in ("nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetMaxClockInfo"):
         assert name not in calls
     assert calls.get("nvmlDeviceGetName", 0) == (56 * SAMPLES / 5 if partitioned else 0)

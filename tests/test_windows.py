@@ -1,4 +1,4 @@
-"""Periods as people write them: what they mean, where they are cut, and what is said to those that are none."""
+"""Periods in the form of users: their meaning, their edges, and the errors for invalid ones."""
 
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -122,7 +122,7 @@ BERLIN, KOLKATA, SYDNEY = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), Z
     ("text", "zone", "start", "end"),
     [
         ("today", BERLIN, "2026-10-13T22:00", "2026-10-14T15:00"),
-        ("today", SYDNEY, "2026-10-14T13:00", "2026-10-14T15:00"),  # it is the next day there
+        ("today", SYDNEY, "2026-10-14T13:00", "2026-10-14T15:00"),  # the next day in Sydney
         ("yesterday", SYDNEY, "2026-10-13T13:00", "2026-10-14T13:00"),
         ("2026-09", BERLIN, "2026-08-31T22:00", "2026-09-30T22:00"),
         ("2026-03", BERLIN, "2026-02-28T23:00", "2026-03-31T22:00"),

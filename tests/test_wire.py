@@ -1,4 +1,4 @@
-"""What a child writes is what its parent reads, and nothing else passes for a reading."""
+"""The parent reads exactly what a child writes, and refuses anything else."""
 
 import pytest
 from hypothesis import given

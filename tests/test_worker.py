@@ -1,4 +1,4 @@
-"""The parent of a source's process: it never blocks, and everything that can go wrong has a state and a count."""
+"""The parent of a source's process: it never blocks, and every failure has a state and a count."""
 
 import asyncio
 import contextlib
@@ -149,7 +149,7 @@ async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> 
 
 
 async def test_child_is_not_killed_for_a_pause_of_the_agent() -> None:
-    """As when a machine, a container or a debugger stops it; what was read meanwhile is not lost."""
+    """As after a stop by a machine, a container or a debugger; readings of that time are not lost."""
     async with working(script(STEADY), deadline_seconds=0.3) as one:
         await until(lambda: one.status.state is SourceState.UP)
         child_before = one.pid
@@ -278,7 +278,7 @@ async def test_release_during_the_backoff_is_kept() -> None:
 
 
 def brings_a_gpu_back(started: Path) -> str:
-    """Return a child that has a GPU which the first one of them lacks; each one notes its pid when it reads."""
+    """Return a child with a GPU that the first child lacks; each child notes its pid when it reads."""
     return f"""
     from exporter.model.devices import DeviceState, Gpu, GpuReading
     gpu = Gpu(uuid="GPU-1", index=0, minor=0, model="H100", pci_bus_id="00000000:17:00.0")
@@ -308,7 +308,7 @@ async def test_prepared_child_ends_if_the_working_one_died(tmp_path: Path, monke
     create, starts = asyncio.create_subprocess_exec, iter(range(9))
 
     async def create_slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:  # noqa: ANN401 - passed on
-        if next(starts) == 2:  # the child after the one that dies, while the prepared one becomes ready
+        if next(starts) == 2:  # the child after the killed one, while the prepared one becomes ready
             await until(lambda: len(list(tmp_path.iterdir())) == 2)
             await asyncio.sleep(0.5)
         return await create(*command, **options)
@@ -336,7 +336,7 @@ async def test_cancelled_worker_leaves_no_child() -> None:
 
 @pytest.mark.parametrize("ending", ["signal.pause()", "os.close(1); signal.pause()"])
 async def test_repeatedly_cancelled_worker_reaps_its_child(ending: str) -> None:
-    # Once it has closed its output it is given time to end by itself: cancelled then, it must be killed all the same.
+    # After its output closes, a child has some time to end: the worker must kill it also if cancelled in that time.
     body = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); read(os.getpid()); {ending}"
     one = Worker(name="nvml", command=script(body), interval_seconds=0.02, deadline_seconds=30)
     task = asyncio.create_task(one.run())
@@ -394,7 +394,7 @@ def test_child_command_has_interval_and_fields() -> None:
 async def test_unkillable_child_is_abandoned_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # No patience at all makes every killed child look like one that no signal reaches.
+    # Without any grace period, every killed child seems to resist the signal.
     monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.0)
     async with working(script("read(); time.sleep(600)"), deadline_seconds=0.2) as one:
         await until(lambda: one.errors.get("unkillable") and one.status.restarts)

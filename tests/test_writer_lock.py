@@ -1,4 +1,4 @@
-"""The lock of the ledger's writer: one agent of a node at a time, and the note that outlives it."""
+"""The lock of the ledger's writer: one agent of a node at a time, and the note that outlives the agent."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def lock_of(directory: Path, node: str = "n1", state: Path | None = None) -> Wri
 def test_one_agent_of_a_node_holds_the_lock_until_release(tmp_path: Path) -> None:
     first, second = lock_of(tmp_path / "run"), lock_of(tmp_path / "run")
     assert first.take()
-    assert first.take(), "it goes on holding it"
+    assert first.take(), "it keeps the lock"
     assert not second.take()
     assert second.waits_for == str(tmp_path / "run" / "n1.lock")
     assert (first.host_held, second.host_held) == (True, None)
@@ -37,13 +37,13 @@ def test_agents_with_one_state_directory_block_each_other_under_any_name(tmp_pat
     assert first.take()
     assert not second.take()
     assert second.waits_for == str(tmp_path)
-    assert lock_of(tmp_path / "b", "n2").take(), "a lock of which only a part is free is not kept"
+    assert lock_of(tmp_path / "b", "n2").take(), "a partly free lock is not kept"
 
 
 def test_without_paths_every_agent_is_a_writer() -> None:
     lock = WriterLock()
     assert lock.take()
-    assert lock.host_held is None, "no lock of the host is asked for"
+    assert lock.host_held is None, "no host lock is requested"
     assert WriterLock().take()
     assert WriterLock().path is None
 
@@ -55,7 +55,7 @@ def test_node_names_never_lead_outside_the_directory(tmp_path: Path, node: str) 
     assert not lock.warning
     (file,) = (tmp_path / "run").iterdir()
     assert file == lock.path
-    assert file.stat().st_mode & 0o777 == 0o600, "whoever can open it can lock it"
+    assert file.stat().st_mode & 0o777 == 0o600, "every process that can open the file can lock it"
 
 
 def test_missing_lock_directory_is_reported_and_the_state_directory_lock_used(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_missing_lock_directory_is_reported_and_the_state_directory_lock_used(tm
     assert first.host_held is False
     assert not second.take()
     assert second.waits_for == str(tmp_path)
-    assert lock_of(missing).take(), "an agent without any lock meters all the same"
+    assert lock_of(missing).take(), "an agent without any lock still meters"
 
 
 @pytest.mark.parametrize("thing", ["folder", "link", "pipe"])

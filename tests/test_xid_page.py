@@ -1,4 +1,4 @@
-"""Xids as a page shows them, scrape after scrape: also of a GPU that is gone, and where NVML delivers none."""
+"""Xids on a page, scrape after scrape: also of a lost GPU, and without delivery by NVML."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An Xid is counted once and at once, whichever of two sources reports it, and which of them is down meanwhile."""
+"""An Xid is counted once and at once, from either of two sources, also while one of them is down."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ Xid = tuple[str, int]
 
 
 class Node:
-    """Two sources, at one-second intervals; what they tell is counted."""
+    """Two sources, at one-second intervals; their events are counted."""
 
     def __init__(self) -> None:
         self.nvml, self.dcgm = DirectSource(name="nvml"), DirectSource(name="dcgm")
@@ -37,7 +37,7 @@ class Node:
         self.dcgm_gpus = GPUS
 
     def read(self, at: float, nvml: list[int] | None = None, dcgm: list[int] | None = None, uuid: str = "GPU-0") -> int:
-        """Take a reading of each source that has one, with these Xids, and return how many events are told."""
+        """Take a reading of each source that has one, with these Xids, and return the number of new events."""
         for source, xids in ((self.nvml, nvml), (self.dcgm, dcgm)):
             if xids is not None:
                 source.state = SourceState.UP
@@ -79,11 +79,11 @@ def test_xid_reported_by_both_sources_counts_once_in_either_order(node: Node, fi
 def test_late_nvml_report_of_an_xid_counted_during_its_outage_is_not_repeated(node: Node) -> None:
     assert node.read(3.0, None, []) == 0
     assert node.read(5.0, None, [79]) == 1, "NVML hangs"
-    assert node.read(9.0, [79], []) == 0, "it goes on, and tells what it had seen"
+    assert node.read(9.0, [79], []) == 0, "it continues, and delivers earlier events"
     node.nvml_dies()
-    assert node.read(10.0, None, [79]) == 1, "once more"
+    assert node.read(10.0, None, [79]) == 1, "a second event"
     assert node.read(11.0, [], []) == 0
-    assert node.read(12.0, [79], []) == 1, "NVML missed the one before: this one is another"
+    assert node.read(12.0, [79], []) == 1, "NVML missed the former event: this is another one"
     assert node.read(13.0, [], [79]) == 0
 
 
@@ -100,7 +100,7 @@ def test_burst_reported_slowly_by_dcgm_is_not_repeated_after_nvml_death(node: No
     node.nvml_dies()
     for second in range(8, 23):
         assert node.read(second, None, [13]) == 0
-    assert node.read(24.0, None, [13]) == 1, "the twenty are paired: this one is another"
+    assert node.read(24.0, None, [13]) == 1, "the twenty are paired: this is another one"
 
 
 def test_repeated_xids_are_counted_each_time_and_per_gpu(node: Node) -> None:
@@ -162,7 +162,7 @@ async def test_real_driver_and_engine_count_every_xid_once_through_an_nvml_outag
         nvml, dcgm = node.sampled
 
         async def counted(until: float) -> Counter[int]:
-            """Go on to a second, then wait until the driver's own thread has told what it knows by then."""
+            """Advance to a second, then wait until the driver's own thread has delivered its events."""
             told: Counter[int] = Counter()
             while node.clock.seconds < until:
                 told = Counter((await node.step(node.clock.seconds + 1)).devices[0].xids)
@@ -173,6 +173,6 @@ async def test_real_driver_and_engine_count_every_xid_once_through_an_nvml_outag
         nvml.close()
         nvml.direct.state, nvml.direct.reason = SourceState.DIED, "died"
         node.sampled = (dcgm,)
-        assert await counted(18.0) == {31: 1, 79: 1}, "only DCGM could tell"
+        assert await counted(18.0) == {31: 1, 79: 1}, "only DCGM could deliver it"
         node.sampled = (nvml, dcgm)
         assert await counted(28.0) == {31: 2, 79: 1}
