@@ -103,7 +103,7 @@ def running(setting: Setting, directory: Path) -> Iterator[AgentProcess]:
             library, dcgm = dcgm_stub_support.build(directory / "dcgm"), directory / "dcgm-control"
             dcgm_stub_support.control(dcgm, partitioned=partitioned)
             engine = stack.enter_context(dcgm_stub_support.Engine(library, dcgm))
-            environment = dcgm_stub_support.environment(library, dcgm, beside=environment)
+            environment = dcgm_stub_support.environment(library, dcgm, base=environment)
             options += ["--kube-metadata", "on", "--kube-start-jitter", "0s", "--dcgm-address", engine.address]
 
         def ready(page: dict[str, float]) -> bool:

@@ -1,4 +1,4 @@
-"""The figures of a measurement, and every budget of the design with what was measured."""
+"""The figures of a measurement, and every budget of the design with its measured value."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def figures_table(title: str, one: Figures) -> str:
         "page, gzip, KiB": one.gzip_bytes / KIB,
         "series": float(one.series),
     }
-    lines = [f"| {what} | {value:,.{0 if value >= 100 else 2}f} |" for what, value in rows.items()]  # noqa: PLR2004 - three digits say enough
+    lines = [f"| {what} | {value:,.{0 if value >= 100 else 2}f} |" for what, value in rows.items()]  # noqa: PLR2004 - three digits are enough
     return "\n".join([f"### {title}\n", "| what | agent |", "|---|---:|", *lines, ""])
 
 

@@ -50,7 +50,7 @@ def hurry() -> None:
 
 
 def _shorten(function: object, *names: str) -> None:
-    defaults = getattr(function, "__kwdefaults__")  # noqa: B009 - a function's own type has not told
+    defaults = getattr(function, "__kwdefaults__")  # noqa: B009 - the type of a function lacks it
     for name in names:
         defaults[name] /= HASTE
 

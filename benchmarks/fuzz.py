@@ -47,7 +47,7 @@ def fuzz(path: str, seconds: int) -> None:
 
 
 def main() -> int:
-    """Fuzz each wanted target in a process of its own; return 1 where there is a finding."""
+    """Fuzz each wanted target in a separate process; return 1 for a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="", help="families, or family/target, with commas [default: all]")
     parser.add_argument("--seconds", type=int, default=120, help="for each family [default: %(default)s]")
@@ -55,7 +55,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.target:
         fuzz(arguments.target, arguments.seconds)
-    import fuzz_targets  # noqa: PLC0415 - a process that fuzzes instruments what this imports
+    import fuzz_targets  # noqa: PLC0415 - a fuzzing process instruments these imports
 
     names = {name.strip() for name in arguments.family.split(",") if name.strip()}
     families = Counter(one.family for one in fuzz_targets.TARGETS.values())
@@ -77,9 +77,9 @@ def _has_finding(path: str, seconds: int) -> bool:
         code = subprocess.run(
             command, stdout=output, stderr=output, env=environment, timeout=seconds + GRACE_SECONDS, check=False
         ).returncode
-    told = _EXECUTIONS.findall(log.read_text(errors="replace"))
+    found = _EXECUTIONS.findall(log.read_text(errors="replace"))
     outcome = f"ended with exit code {code}, see {log}" if code else "no finding"
-    print(f"{path:<20}{told[-1] if told else '?':>12} executions; {outcome}", flush=True)
+    print(f"{path:<20}{found[-1] if found else '?':>12} executions; {outcome}", flush=True)
     return code != 0
 
 

@@ -29,7 +29,7 @@ NOW = 1_800_000_000.0
 _TOLERATED = 1e-6
 
 
-class BrokenPromise(Exception):  # noqa: N818 - what it is
+class BrokenPromise(Exception):  # noqa: N818 - its meaning
     """The answer of an entry point breaks its contract."""
 
 

@@ -297,7 +297,7 @@ class FedApi(ApiClient):
         self._bodies = bodies
         self.date = "Sat, 21 Nov 2026 22:00:00 GMT"
 
-    async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - what stands for a response
+    async def _answer(self, *_asked: object) -> Any:  # noqa: ANN401 - a substitute for a response
         if not self._bodies:
             raise _Over
         return SimpleNamespace(content=_Content(self._bodies.pop(0)), release=lambda: None, close=lambda: None)

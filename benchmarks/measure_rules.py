@@ -1,4 +1,4 @@
-"""Reads from a running Prometheus what its rules take and record, and its resource use; prints tables."""
+"""Reads the duration, results and resource use of rules from a running Prometheus; prints tables."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

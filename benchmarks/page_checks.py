@@ -1,4 +1,4 @@
-"""Checks of every page of an agent, whatever happened to its node: common to both chaos engines."""
+"""Checks of every page of an agent after any fault of its node: common to both chaos engines."""
 
 import math
 import re
@@ -135,11 +135,11 @@ class PageChecks:
         """Note a violation that is not a check of a page."""
         self.violations.append(Violation(t, kind, what))
 
-    def expect(self, kind: str, right: bool, t: float, told: str = "") -> None:  # noqa: FBT001 - the point of it
+    def expect(self, kind: str, right: bool, t: float, message: str = "") -> None:  # noqa: FBT001 - the point of it
         """Count a check, and note a failure."""
         self.checks[kind] += 1
         if not right:
-            self.note(kind, t, told)
+            self.note(kind, t, message)
 
     def agent_began(self, *, all_was_saved: bool) -> None:
         """Note another agent process: its own counters begin at 0; an identity continues or ends."""

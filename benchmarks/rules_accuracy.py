@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import corpus_engine  # noqa: E402 - found beside the tests
+import corpus_engine  # noqa: E402 - in the folder of the tests
 from corpus_engine import PROMTOOL, Firing, Index, Subject, agent_page, alerts_of, clock, joined, run, samples  # noqa: E402
 from corpus_support import NOBODY, Shape, Workload, load  # noqa: E402
 
@@ -183,8 +183,8 @@ def main() -> int:
     )
     busy = [shape for shape in everything if shape not in shapes]
     firings = run(busy, (RULES, RULES.with_stem(f"{RULES.stem}-ineffective")), BUSY, agent_page)
-    told = score(Contestant(name="GPUIneffective", alerts=BUSY, shapes=busy, firings=firings), lambda _: True)
-    table("Busy GPUs, far from every limit of the hardware or not:", [("GPUIneffective", told)])
+    of_busy = score(Contestant(name="GPUIneffective", alerts=BUSY, shapes=busy, firings=firings), lambda _: True)
+    table("Busy GPUs, far from every limit of the hardware or not:", [("GPUIneffective", of_busy)])
     for name, of in scores if arguments.names else ():
         print(f"\n{name}\n  missed: {_names(of.missed)}\n  false: {_names(of.false)}")
     return 0

@@ -123,7 +123,7 @@ def _recreated(run: Run) -> None:
 
 
 def _lone_pod(run: Run) -> None:
-    """Start a pod without a controller, which is an owner of its own."""
+    """Start a pod without a controller, which is itself an owner."""
     free = run.world.free()
     if free:
         run.world.start(run.random.choice(free), job="")

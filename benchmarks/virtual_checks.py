@@ -182,7 +182,7 @@ class Checks(PageChecks):
             for namespace, pod, uid, device in kubelet.held
             if self.world.known[uid].unit.gpu_uuid == one.uuid
         }
-        # A GPU that was divided again looks as before until the kubelet advertises it.
+        # A GPU that was divided again seems unchanged until the kubelet advertises it.
         divided = {round(1 / unit.of_device) for unit in (self.world.known[uid].unit for uid in held.values())}
         advertised = expected.replicas.get(one.uuid)
         is_outdated = advertised is not None and not divided <= {1, advertised}

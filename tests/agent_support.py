@@ -220,7 +220,7 @@ _LISTENING = re.compile(r"listening on \S*:(\d+)")
 
 @dataclass
 class AgentProcess:
-    """A running agent and what it has logged."""
+    """A running agent and its log."""
 
     process: subprocess.Popen[str] | Fork
     port: int = 0

@@ -417,7 +417,7 @@ def agents() -> Iterator[dict[str, AgentProcess]]:
             found[node] = stack.enter_context(running_agent(*simulated, *words, env={"NODE_NAME": node}))
         for node, agent in found.items():
             agent.until(
-                lambda page, node=node: (  # type: ignore[misc] # mypy knows no defaults of a lambda
+                lambda page, node=node: (  # type: ignore[misc] # mypy infers no defaults of a lambda
                     {
                         labels["pod"]
                         for name in page

@@ -1,4 +1,4 @@
-"""The chart as helm renders it, the kustomize folders, and what NetworkPolicies allow."""
+"""The chart as rendered by helm, the kustomize folders, and an evaluator of NetworkPolicies."""
 
 import base64
 import json

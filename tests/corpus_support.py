@@ -180,7 +180,7 @@ class Use:
     mode: str
     source: str
     activity: Track
-    """Activity of the holder, known to the agent, as a part of what the pod holds."""
+    """Activity of the holder, known to the agent, as a part of the held share."""
     part: Track
     """The same activity as a part of the device."""
     util: Track | None

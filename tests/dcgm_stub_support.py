@@ -251,15 +251,15 @@ def entity_id(gpu: int, place: int) -> int:
     return gpu * SLOTS + place
 
 
-def environment(directory: Path, control_path: Path, *, beside: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(directory: Path, control_path: Path, *, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment in which a process finds the simulated libdcgm and its control file.
 
     Args:
         directory: directory of ``build``.
         control_path: the control file.
-        beside: an environment to join, such as that of tests/stub: the process finds both libraries.
+        base: an environment to extend, such as that of tests/stub: the process finds both libraries.
     """
-    joined = dict(beside or {})
+    joined = dict(base or {})
     paths = [str(directory), *filter(None, [joined.get("LD_LIBRARY_PATH")])]
     return {**joined, "LD_LIBRARY_PATH": ":".join(paths), "DCGM_STUB_CONTROL": str(control_path)}
 

@@ -231,7 +231,7 @@ def main(directory: Path, rounds: int, seed: int) -> None:
         assert os.WIFSIGNALED(status), f"round {number} ended by itself"
         judge.look(directory / "state", log)
     left = sorted(path.name for path in (directory / "state").iterdir())
-    print(  # noqa: T201 - what the test reads
+    print(  # noqa: T201 - the test reads it
         json.dumps(
             {
                 "rounds": rounds,

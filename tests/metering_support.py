@@ -51,7 +51,7 @@ def plain_metering() -> Metering:
     return Metering(meter=meter, ledgers=Ledgers())
 
 
-def through_json(data: object) -> Any:  # noqa: ANN401 - what JSON has for it
+def through_json(data: object) -> Any:  # noqa: ANN401 - any JSON value
     """Return a state as the next process reads it."""
     return json.loads(to_json(data))
 

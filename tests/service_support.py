@@ -37,7 +37,7 @@ from exporter.service.settings import ServeSettings, load_settings
 from exporter.web.access import WebAccess
 from exporter.web.http_server import HttpServer, Limits, bind
 
-PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
+PASSWORD = "correct horse"  # noqa: S105 - of a server for one test
 
 
 def hashed(password: str = PASSWORD, prefix: bytes = b"2y") -> str:
@@ -224,7 +224,7 @@ def quiet_fleet(now_seconds: float, budgets: Sequence[BudgetState] = (), source:
 
 
 @contextmanager
-def beside(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+def in_thread(service: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
     """Run the service on a separate loop, for tests that block: a browser's, or plain requests."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="service")

@@ -107,7 +107,7 @@ def summed(
 
 
 def same(one: Figures, other: Figures) -> bool:
-    """Return whether figures are equal, apart from the order of additions."""
+    """Return whether figures are equal, except for the order of additions."""
     numbers = [
         (one.unpriced_seconds, other.unpriced_seconds),
         (one.energy_joules or 0.0, other.energy_joules or 0.0),
@@ -277,7 +277,7 @@ def main(directory: Path, rounds: int, seed: int) -> None:
             logged[int(day)] = int(version)
         days, versions, found = judge(directory / "store", logged, 2 * DAYS_A_ROUND if number + 1 < rounds else 10_000)
         problems += found
-    print(json.dumps({"rounds": rounds, "days": days, "versions": versions, "problems": problems}))  # noqa: T201 - what the test reads
+    print(json.dumps({"rounds": rounds, "days": days, "versions": versions, "problems": problems}))  # noqa: T201 - the test reads it
 
 
 if __name__ == "__main__":

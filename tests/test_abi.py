@@ -142,7 +142,7 @@ async def test_every_gpu_reading_matches_the_driver(node: Watched) -> None:
 
 
 def expected_values(index: int) -> dict[Field, float]:
-    """What the simulated driver holds, in the units of ``Field``."""
+    """Return the values of the simulated driver, in the units of ``Field``."""
     counters = {Field.ECC_SBE_VOL_TOTAL: 3, Field.ECC_DBE_AGG_TOTAL: 6, Field.POWER_VIOLATION: 74}
     counters |= {Field.TOTAL_BASE_CLOCKS_VIOLATION: 81, Field.PCIE_REPLAY_COUNTER: 94}
     counters |= {Field.CORRECTABLE_REMAPPED_ROWS: 142, Field.UNCORRECTABLE_REMAPPED_ROWS: 143}
@@ -260,7 +260,7 @@ async def test_changed_mig_layout_is_detected_while_running(library: Path, tmp_p
         await node.until(lambda reading: instances(reading) == after, "the new layout")
 
 
-# ---- What a driver may lack ----
+# ---- Optional parts of a driver ----
 
 
 async def test_missing_symbol_removes_only_its_field(tmp_path: Path, control: stub.StubControl) -> None:

@@ -455,7 +455,7 @@ def test_log_record_is_one_line_of_text_or_json() -> None:
 @pytest.mark.parametrize("form", [resolve.EventFormatter(as_json=as_json) for as_json in (False, True)])
 def test_exception_stays_on_the_line_of_its_log_record(form: logging.Formatter) -> None:
     try:
-        raise ValueError("a\nb")  # noqa: TRY301 - the traceback is what is tested
+        raise ValueError("a\nb")  # noqa: TRY301 - the traceback is under test
     except ValueError:
         record = logging.LogRecord("exporter.x", logging.ERROR, __file__, 1, "failed", None, sys.exc_info())
     line = form.format(record)

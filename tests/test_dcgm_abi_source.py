@@ -517,7 +517,7 @@ def test_agent_without_the_nvml_library_reads_every_row_from_the_engine(
 ) -> None:
     """As with dcgm-exporter's ``-r`` for a remote engine, which needs no NVML on this machine."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    env = stub.environment(directory, tmp_path / "control", beside={"LD_LIBRARY_PATH": str(tmp_path)})
+    env = stub.environment(directory, tmp_path / "control", base={"LD_LIBRARY_PATH": str(tmp_path)})
     options = ("--node-name", "here", "--attribution", "off", "--sample-interval", "500ms")
     names = ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_GPU_TEMP")
     with running_agent(*options, "--dcgm-address", engine.address, env=env) as agent:

@@ -43,7 +43,7 @@ class Place:
 
     def environment(self, libraries: Path) -> dict[str, str]:
         beside = stub.environment(self.nvml_only, self.directory / "nvml-control")
-        return dcgm_stub.environment(libraries, self.control, beside=beside)
+        return dcgm_stub.environment(libraries, self.control, base=beside)
 
 
 @pytest.fixture(scope="module")

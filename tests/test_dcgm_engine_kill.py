@@ -195,7 +195,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     nvml.control(tmp_path / "nvml", gpus=GPUS)
     library = dcgm.build(tmp_path / "dcgm")
     control = dcgm.control(tmp_path / "dcgm-control", gpus=GPUS)
-    both = dcgm.environment(library, tmp_path / "dcgm-control", beside=nvml.environment(driver, tmp_path / "nvml"))
+    both = dcgm.environment(library, tmp_path / "dcgm-control", base=nvml.environment(driver, tmp_path / "nvml"))
     options = ("--node-name", "kill", "--sample-interval", f"{interval_seconds}s", "--attribution", "off")
     with (
         dcgm.Engine(library, tmp_path / "dcgm-control") as engine,

@@ -1,4 +1,4 @@
-"""Every kind of node through NVML, through DCGM and through both: the same series wherever each can answer."""
+"""Every kind of node through NVML, through DCGM and through both: the same series from each source that has them."""
 
 import os
 from collections.abc import Iterator, Mapping

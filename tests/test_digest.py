@@ -41,7 +41,7 @@ MONDAY = digest.parse_week("lastweek", NOW)
 WEEK_SECONDS = 7 * DAY_SECONDS
 PAGE = "https://cost.example.org/gpu"
 WEEK_38 = ("--week", "2026-W38")
-TOKEN = "xoxb/very-secret"  # noqa: S105 - nobody's
+TOKEN = "xoxb/very-secret"  # noqa: S105 - not a real one
 
 Digest = Any
 Section = Any

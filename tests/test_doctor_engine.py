@@ -68,7 +68,7 @@ def node(built: Path, tmp_path: Path) -> Node:
     control = tmp_path / "dcgm-control"
     block = dcgm_stub.control(control, gpus=GPUS)
     beside = stub.environment(built / "nvml", tmp_path / "nvml-control")
-    env = dcgm_stub.environment(built / "dcgm", control, beside=beside)
+    env = dcgm_stub.environment(built / "dcgm", control, base=beside)
     return Node(libraries=built / "dcgm", env=env, control=control, block=block)
 
 

@@ -84,7 +84,7 @@ class Served:
         for client in clients:
             await client.asks("/slow")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.at_work < count:  # noqa: ASYNC110 - the handlers tell nobody
+            while self.at_work < count:  # noqa: ASYNC110 - the handlers send no event
                 await asyncio.sleep(0)
         return clients
 

@@ -248,7 +248,7 @@ async def test_deleted_namespace_has_no_team(cluster: Cluster, tmp_path: Path) -
         assert reader.metadata.status.problem == ""
 
 
-def lacking(*resources: str) -> Any:  # noqa: ANN401 - what ``reading`` takes
+def lacking(*resources: str) -> Any:  # noqa: ANN401 - as for ``reading``
     def before(server: ApiServer) -> None:
         server.forbidden.update(resources)
 

@@ -105,7 +105,7 @@ async def test_pod_log_directories_follow_the_scenario(tmp_path: Path) -> None:
         before = {path.name for path in node.pod_log_root.iterdir()}
         now = EPOCH + 100.0
         async with asyncio.timeout(10):
-            while {path.name for path in node.pod_log_root.iterdir()} == before:  # noqa: ASYNC110 - files tell nobody
+            while {path.name for path in node.pod_log_root.iterdir()} == before:  # noqa: ASYNC110 - files send no event
                 await asyncio.sleep(0.05)
     finally:
         await node.stop()

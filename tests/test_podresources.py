@@ -494,7 +494,7 @@ async def test_an_answer_without_the_own_pod_is_refused_with_the_fix(path: Path,
     inside = KubeletClient(str(path), canary=OWN_POD)
     assert pods_of(await inside.fetch(NOW)) == {"train"}
     node.faults[Fault.KUBELET_PARTIAL] = 0
-    while (error := await failure(inside)).reason != "kubelet_starting":  # noqa: ASYNC110 - polling is what is tested
+    while (error := await failure(inside)).reason != "kubelet_starting":  # noqa: ASYNC110 - polling is under test
         await asyncio.sleep(0)  # the kubelet restarts first
     assert error.reason == "kubelet_starting"
     assert "kube-system/dns" in str(error)

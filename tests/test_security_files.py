@@ -22,7 +22,7 @@ from exporter.cost.store import DayStore
 from exporter.cost.store_file import changing
 from exporter.errors import ExporterError, StateError, StoreError
 
-SECRET = "PLANTED-environment"  # noqa: S105 - to be looked for
+SECRET = "PLANTED-environment"  # noqa: S105 - a planted secret
 
 
 @contextmanager

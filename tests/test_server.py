@@ -197,7 +197,7 @@ async def test_dual_stack_socket_treats_loopback_as_local_and_other_addresses_as
 
 
 def _own_address() -> str | None:
-    import socket  # noqa: PLC0415 - for this one look only
+    import socket  # noqa: PLC0415 - for this check only
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

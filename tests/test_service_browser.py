@@ -21,7 +21,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fleet_support import FleetServer, backfill, prometheus
 from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, sync_playwright
-from service_support import Served, beside, served
+from service_support import Served, in_thread, served
 
 from exporter.cost.budgets import Budget
 from gpu_simulator.fleet_plan import FleetPlan
@@ -99,7 +99,7 @@ def service(fleet_prometheus: FleetServer, small_fleet: FleetPlan) -> Iterator[S
         Budget(name="Search", currency="USD", amount=30_000.0, period="month", owner={"team": "search"}),
         Budget(name="Ads, this quarter", currency="USD", amount=12_000.0, period="quarter", owner={"team": "ads"}),
     ]
-    with beside(served(fleet_prometheus.url, now, recommendations=None, budgets=budgets)) as running:
+    with in_thread(served(fleet_prometheus.url, now, recommendations=None, budgets=budgets)) as running:
         yield running
 
 
@@ -378,7 +378,7 @@ def test_ten_thousand_owners_are_paged_by_one_hundred(
     blocks = many_owners(tmp_path, end, 10_000)
     with (
         prometheus(tmp_path, blocks, small_fleet) as server,
-        beside(served(server.url, end + 1500.0)) as running,
+        in_thread(served(server.url, end + 1500.0)) as running,
         watched(context, running) as seen,
     ):
         for path in ("/by/workload", "/by/workload?page=57", "/by/workload?q=job-77", "/"):
@@ -396,7 +396,7 @@ def test_chart_shows_names_with_markup_as_text(context: BrowserContext, tmp_path
     blocks = many_owners(tmp_path, small_fleet.end_seconds, len(MARKUP), MARKUP)
     with (
         prometheus(tmp_path, blocks, small_fleet) as server,
-        beside(served(server.url, small_fleet.end_seconds + 1500.0)) as running,
+        in_thread(served(server.url, small_fleet.end_seconds + 1500.0)) as running,
         watched(context, running) as seen,
     ):
         page = seen.open("/by/team")

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from fleet_support import FleetServer, backfill, prometheus, truth_between
-from service_support import Served, beside, budget_state, recommendation, served
+from service_support import Served, budget_state, in_thread, recommendation, served
 
 from exporter.cli import main
 from exporter.config.options import ServiceServingSettings
@@ -98,7 +98,7 @@ def now(small_fleet: FleetPlan) -> float:
 
 @pytest.fixture(scope="module")
 def service(fleet_prometheus: FleetServer, now: float) -> Iterator[Served]:
-    with beside(served(fleet_prometheus.url, now)) as running:
+    with in_thread(served(fleet_prometheus.url, now)) as running:
         yield running
 
 
@@ -598,7 +598,7 @@ def test_unpriced_hours_are_shown_and_not_in_the_cost(service: Served) -> None:
 
 
 def test_failed_page_shows_the_reason_and_a_retry_time(now: float) -> None:
-    with beside(served("http://127.0.0.1:9", now, problem="Prometheus does not answer since 14:00")) as running:
+    with in_thread(served("http://127.0.0.1:9", now, problem="Prometheus does not answer since 14:00")) as running:
         shown = page(running, "/", 503)
         assert fetch(running.url, "/by/team")[1]["Retry-After"]
     assert "This cannot be shown now" in shown.text
@@ -634,7 +634,7 @@ def test_pods_and_devices_of_a_workload_are_shown_with_unknown_values(
     idle = replace(
         unknown, pod="serving-1-a", activity_ratio=0.02, idle_for_seconds=7300.0, cost_per_hour=price, live=True
     )
-    with beside(served(fleet_prometheus.url, now, pods=[idle, unknown, replace(idle, namespace="new")])) as running:
+    with in_thread(served(fleet_prometheus.url, now, pods=[idle, unknown, replace(idle, namespace="new")])) as running:
         shown = page(running, "/owner?namespace=vision")
         new = page(running, "/owner?namespace=new")
     assert "Nothing was recorded here. A new workload is here after its first full hour." in new.text
@@ -647,7 +647,7 @@ def test_pods_and_devices_of_a_workload_are_shown_with_unknown_values(
 
 
 def test_unavailable_pods_do_not_affect_the_rest_of_the_page(fleet_prometheus: FleetServer, now: float) -> None:
-    with beside(served(fleet_prometheus.url, now, pods=None)) as running:
+    with in_thread(served(fleet_prometheus.url, now, pods=None)) as running:
         shown = page(running, "/owner?namespace=vision")
     assert "no answer; see whether Prometheus runs" in shown.text
     assert "Cost in this period" in shown.text
@@ -661,7 +661,7 @@ def test_recommendations_show_saving_evidence_and_risk_and_are_filtered(
         recommendation("ads", "trainer", per_month=None, team="ads", title="Share one GPU"),
         recommendation("ads", "batch", per_month=100.0, currency="EUR", team="ads"),
     ]
-    with beside(served(fleet_prometheus.url, now, recommendations=many)) as running:
+    with in_thread(served(fleet_prometheus.url, now, recommendations=many)) as running:
         shown = page(running, "/recommendations")
         ads = page(running, "/recommendations?team=ads")
         node = page(running, "/owner?node=sim-node-0000")
@@ -690,7 +690,7 @@ def test_budgets_show_their_status_in_words(fleet_prometheus: FleetServer, now: 
     ]
     states[3] = replace(states[3], unpriced_seconds=7200.0)
     states.append(replace(budget_state("core", 100.0, 3.0, None, now), known=False, notes=("2 days were not read",)))
-    with beside(served(fleet_prometheus.url, now, budgets=states)) as running:
+    with in_thread(served(fleet_prometheus.url, now, budgets=states)) as running:
         text = (page(running, "/budgets")).text
     assert "—unknown of $100.00 not known no projection yet" in text.replace("— unknown", "—unknown")
     assert "Note 2 days were not read" in text
@@ -703,7 +703,7 @@ def test_prefix_is_part_of_every_link(fleet_prometheus: FleetServer, now: float)
     settings = ServeSettings(
         serving=ServiceServingSettings(external_url="https://cost.example/gpu", title="Cost of Example")
     )
-    with beside(served(fleet_prometheus.url, now, settings=settings)) as running:
+    with in_thread(served(fleet_prometheus.url, now, settings=settings)) as running:
         shown = page(running, "/gpu/by/team")
         found = [link for link in shown.links if link != "#content"]
         assert found
@@ -772,7 +772,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, small_fleet: FleetPlan) ->
 def test_hostile_names_are_shown_literally(hostile: FleetServer, now: float) -> None:
     paths = ("/", "/by/team", "/by/workload", "/by/namespace", "/by/model", "/by/node", f"/by/workload?q={HOSTILE}")
     advice = [recommendation(HOSTILE, HOSTILE, title=HOSTILE, evidence=(HOSTILE,), risk=FORMULA, team=HOSTILE)]
-    with beside(served(hostile.url, now, recommendations=advice, problem=HOSTILE)) as running:
+    with in_thread(served(hostile.url, now, recommendations=advice, problem=HOSTILE)) as running:
         for path in (*paths, "/recommendations", "/owner?team=%3Cscript%3Ealert(1)%3C/script%3E"):
             status, _, body = fetch(running.url, path)
             assert status == 200, path
@@ -787,7 +787,7 @@ def test_hostile_names_are_shown_literally(hostile: FleetServer, now: float) -> 
 
 
 def test_hostile_names_link_to_their_own_page(hostile: FleetServer, now: float) -> None:
-    with beside(served(hostile.url, now)) as running:
+    with in_thread(served(hostile.url, now)) as running:
         table = page(running, "/by/workload?window=7d")
         links = [link for link in table.links if link.startswith("/owner")]
         assert len(links) == 6
@@ -822,7 +822,7 @@ def test_numbers_are_never_rounded_to_zero_or_to_all(words: Callable[[], str], s
 def test_month_is_offered_once_it_has_an_hour(fleet_prometheus: FleetServer) -> None:
     first_of_september = 1_788_220_800.0
     for now, offered in ((first_of_september + 1500, False), (first_of_september + 3600 + 1500, True)):
-        with beside(served(fleet_prometheus.url, now)) as running:
+        with in_thread(served(fleet_prometheus.url, now)) as running:
             shown = page(running, "/about")
         assert any("window=2026-09" in link for link in shown.links) == offered
         assert any("window=2026-08" in link for link in shown.links)

@@ -12,7 +12,7 @@ import stub_support
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import measure  # noqa: E402 - lies beside the tests' folder, which the line above makes importable
+import measure  # noqa: E402 - in the folder that the line above makes importable
 
 AGENT = """
 import sys
