@@ -71,9 +71,9 @@ def test_measured_by_is_the_source_of_the_figure_used(from_dcgm: set[Field], mea
 
 
 def test_measured_by_of_a_codec_or_utilisation_figure_is_its_own_source() -> None:
-    told = frozenset({Field.ENC_UTIL, Field.GPU_UTIL})
+    reported = frozenset({Field.ENC_UTIL, Field.GPU_UTIL})
     for values in ({Field.GPU_UTIL: 40}, {Field.PROF_GR_ENGINE_ACTIVE: 0.1, Field.ENC_UTIL: 60, Field.DEC_UTIL: 5}):
-        activity = judge_values(values, told).activity
+        activity = judge_values(values, reported).activity
         assert activity is not None
         assert activity.measured_by == "dcgm"
 
@@ -124,8 +124,8 @@ class Track:
 
 
 def reading(engine: float, utilisation: float, **others: float) -> dict[Field, float]:
-    told = {Field.PROF_GR_ENGINE_ACTIVE: engine, Field.GPU_UTIL: utilisation, **CODECS_AT_REST}
-    return {**told, **{Field[name]: value for name, value in others.items()}}
+    reported = {Field.PROF_GR_ENGINE_ACTIVE: engine, Field.GPU_UTIL: utilisation, **CODECS_AT_REST}
+    return {**reported, **{Field[name]: value for name, value in others.items()}}
 
 
 @pytest.mark.parametrize("from_dcgm", [frozenset(), DCGM], ids=["one source", "two sources"])

@@ -143,9 +143,9 @@ def test_all_configuration_errors_are_reported_at_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("a file, not a directory")
     lines = refused("--config", str(config), "--listen", "nonsense", "--state-dir", str(state))
-    told = "\n".join(lines)
+    reported = "\n".join(lines)
     for word in ("sample-intervall", "idle-threshold", "nonsense", str(state)):
-        assert word in told
+        assert word in reported
     (line,) = refused("--simulate", "demo", "--collectors", str(collectors))
     assert f"{collectors}:2" in line
     assert "DCGM_FI_DEV_GPU_UTIL" in line, "the message has the nearest name"

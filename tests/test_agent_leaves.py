@@ -115,6 +115,6 @@ def test_agent_with_a_part_that_fails_to_start_stops_all_started_parts() -> None
 def test_agent_without_a_thread_for_saving_reports_it_and_ends(tmp_path: Path) -> None:
     command = (sys.executable, "-c", BROKEN, str(tmp_path))
     process = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    told = "left []  -1\nCounter({('state', 'state_unwritable'): 2})\n"
-    assert (process.stdout, process.returncode) == (told, 0), process.stderr
+    reported = "left []  -1\nCounter({('state', 'state_unwritable'): 2})\n"
+    assert (process.stdout, process.returncode) == (reported, 0), process.stderr
     assert "cannot schedule new futures" in process.stderr

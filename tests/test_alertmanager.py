@@ -50,13 +50,13 @@ def test_alertmanager_accepts_the_example(amtool: str) -> None:
 
 @pytest.mark.parametrize(("name", "severity"), ALERTS, ids=str)
 def test_every_alert_has_a_receiver_and_only_broken_hardware_pages(amtool: str, name: str, severity: str) -> None:
-    told = receiver(amtool, alertname=name, severity=severity, cluster="c", node="n", gpu="0")
+    reported = receiver(amtool, alertname=name, severity=severity, cluster="c", node="n", gpu="0")
     if severity == "none":
-        assert told == "nobody"
+        assert reported == "nobody"
     elif severity == "critical":
-        assert told == "gpu-pager"
+        assert reported == "gpu-pager"
     else:
-        assert told in {"gpu-platform-chat", "finops-chat"}
+        assert reported in {"gpu-platform-chat", "finops-chat"}
     paged = receiver(amtool, alertname=name, severity=severity, team="vision", workload_namespace="research")
     assert (paged == "gpu-pager") == (severity == "critical")
 
@@ -68,7 +68,7 @@ def test_cost_and_idle_alerts_have_no_critical_severity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "reported"),
     [
         ({"team": "vision", "workload_namespace": "research"}, "vision-chat"),
         ({"workload_namespace": "research"}, "research-chat"),
@@ -80,9 +80,9 @@ def test_cost_and_idle_alerts_have_no_critical_severity() -> None:
 )
 @pytest.mark.parametrize("severity", ["warning", "info"])
 def test_waste_alerts_go_to_the_team_then_the_namespace_then_finops(
-    amtool: str, severity: str, labels: dict[str, str], told: str
+    amtool: str, severity: str, labels: dict[str, str], reported: str
 ) -> None:
-    assert receiver(amtool, alertname="GPUUnderutilised", severity=severity, **labels) == told
+    assert receiver(amtool, alertname="GPUUnderutilised", severity=severity, **labels) == reported
 
 
 def test_unrelated_alerts_keep_their_receiver(amtool: str) -> None:
@@ -259,14 +259,14 @@ async def test_worst_alert_of_a_workload_or_gpu_inhibits_the_lesser_ones(tmp_pat
         await running.receivers.until(lambda all_of: {name for name, _ in all_of.got} >= {"gpu-pager", "finops-chat"})
         await running.post(rest)
         await asyncio.sleep(QUIET_SECONDS)
-        told = running.receivers
-        assert "GPUIdle of partly" in told.text
+        reported = running.receivers
+        assert "GPUIdle of partly" in reported.text
         assert await running.inhibited() >= {"train"}
-        assert [one["groupLabels"]["alertname"] for one in told.of("gpu-pager")] == ["GPUXidCritical"]
-        chat = told.of("gpu-platform-chat")
+        assert [one["groupLabels"]["alertname"] for one in reported.of("gpu-pager")] == ["GPUXidCritical"]
+        chat = reported.of("gpu-platform-chat")
         assert len(chat) == 1
         assert "1 firing GPUXidWarning" in chat[0]["attachments"][0]["title"]
-        budgets = [one["attachments"][0]["text"] for one in told.of("finops-chat")]
+        budgets = [one["attachments"][0]["text"] for one in reported.of("finops-chat")]
         assert sum("GPUBudgetBurn" in one for one in budgets) == 1
         assert not any("budget%3D%22b%22" in one and "GPUBudgetBurn" in one for one in budgets)
 

@@ -99,8 +99,8 @@ def test_holder_has_its_owner_or_only_its_namespace_without_metadata() -> None:
         None,
     )
     assert (second["alerts_off_until_seconds"], second["exported"], second["metadata_problems"]) == (None, None, None)
-    told = {"enabled": True, "known": True, "answered_at_seconds": None, "problem": "slow"}
-    assert document["metadata"] == told
+    reported = {"enabled": True, "known": True, "answered_at_seconds": None, "problem": "slow"}
+    assert document["metadata"] == reported
 
 
 def test_unknown_device_counts_and_node_facts_are_null() -> None:
@@ -129,9 +129,9 @@ def undocumented(path: str, document: object) -> tuple[set[str], set[str]]:
     text = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text()
     reference = text.partition(f"## `{path}`")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", reference, re.MULTILINE)
-    told = {key for cell in cells for key in re.findall(r"`([a-z_]+)`", cell)}
+    reported = {key for cell in cells for key in re.findall(r"`([a-z_]+)`", cell)}
     keys = set(keys_of(document))
-    return keys - set(re.findall(r"`([a-z_]+)`", reference)), told - keys
+    return keys - set(re.findall(r"`([a-z_]+)`", reference)), reported - keys
 
 
 def test_device_keys_match_the_documentation() -> None:

@@ -143,8 +143,8 @@ async def test_bookmarks_follow_changes_and_are_sent_only_on_request(world: Worl
     assert await watched(world, resourceVersion=version, allowWatchBookmarks="true") == []
     world.put(pod("a"), pod("b"))
     await got(world, PODS)
-    told = await watched(world, resourceVersion=version, allowWatchBookmarks="true")
-    assert told[-1] == ("BOOKMARK", "")
+    reported = await watched(world, resourceVersion=version, allowWatchBookmarks="true")
+    assert reported[-1] == ("BOOKMARK", "")
     assert ("BOOKMARK", "") not in await watched(world, resourceVersion=version)
 
 

@@ -41,8 +41,8 @@ def page_at(t: float, *series: str, off: float = 0.0) -> str:
     seconds_of = re.compile(r'^gpu_ledger_seconds_total\{ledger="(\w+)".*\} (\S+)$', re.MULTILINE)
     for ledger, value in seconds_of.findall("\n".join(series)):
         sums[ledger] += float(value)
-    told = not any(name in one for one in series)
-    capacity = [f'{name}{{ledger="{ledger}"}} {value!r}' for ledger, value in sums.items() if told]
+    reported = not any(name in one for one in series)
+    capacity = [f'{name}{{ledger="{ledger}"}} {value!r}' for ledger, value in sums.items() if reported]
     return "\n".join([*stamps, *series, *capacity, ""])
 
 
@@ -74,9 +74,9 @@ def test_agents_under_seeded_faults_have_no_violations(tmp_path: Path) -> None:
         timeout=240,
         check=False,
     )
-    told = f"{done.stdout[-6000:]}{done.stderr[-3000:]}"
-    assert done.returncode == 0, told
-    assert "| **all** | 90 |" in done.stdout, told
+    reported = f"{done.stdout[-6000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, reported
+    assert "| **all** | 90 |" in done.stdout, reported
     lines = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 4]
     checked = {cells[1].strip(): cells[2].strip() for cells in lines}
     for invariant in (
@@ -86,7 +86,7 @@ def test_agents_under_seeded_faults_have_no_violations(tmp_path: Path) -> None:
         "owners sum to capacity",
         "no second is in two ledgers",
     ):
-        assert int(checked[invariant]) > 20, told
+        assert int(checked[invariant]) > 20, reported
 
 
 def test_same_seed_gives_the_same_schedule_and_another_seed_a_different_one() -> None:
@@ -111,11 +111,11 @@ def test_unsupported_faults_are_left_out_of_the_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [("a 1\na 2\n", "twice: a"), ("a NaN\n", "NaN: a"), ("", "empty"), ("a b\n", "could not convert")],
 )
-def test_page_with_a_duplicate_series_or_invalid_value_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_page_with_a_duplicate_series_or_invalid_value_is_refused(text: str, reported: str) -> None:
+    with pytest.raises(ValueError, match=reported):
         parse(text)
 
 
@@ -366,15 +366,15 @@ def test_judge_converts_timestamps_across_clock_steps_unless_ambiguous() -> None
     assert judge.world_time(1000.0 + 12.6, 13.9) is None
 
 
-@pytest.mark.parametrize(("set_back_at", "found"), [(4.0, 10.6), (8.0, None)], ids=["told", "could be two"])
+@pytest.mark.parametrize(("set_back_at", "found"), [(4.0, 10.6), (8.0, None)], ids=["known", "could be two"])
 def test_judge_converts_a_timestamp_with_a_clock_step_within_the_sample(
     set_back_at: float, found: float | None
 ) -> None:
     judge = judge_of()
     judge.stepped(set_back_at, set_back_at + 0.1, -5.0)
     judge.stepped(10.0, 10.1, 0.0)
-    told = judge.world_time(1000.0 + 10.6 - 5.0, 12.0, took=0.5)
-    assert told == (None if found is None else pytest.approx(found))
+    reported = judge.world_time(1000.0 + 10.6 - 5.0, 12.0, took=0.5)
+    assert reported == (None if found is None else pytest.approx(found))
 
 
 @pytest.mark.parametrize(("ratio", "missing", "wrong"), [(0.1, 1, False), (0.1, 0, True), (0.01, 1, True)])

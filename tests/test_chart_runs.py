@@ -269,9 +269,9 @@ def test_service_monitors_select_the_services_of_their_pods() -> None:
 def test_scrape_annotations_name_the_port_path_and_scheme(kind: str) -> None:
     found = documents(EVERYTHING, values="monitoring: {scrapeAnnotations: true}")
     template = of_kind(found, kind)["spec"]["template"]
-    told = template["metadata"]["annotations"]
+    reported = template["metadata"]["annotations"]
     (container,) = template["spec"]["containers"]
-    assert told["prometheus.io/scrape"] == "true"
-    assert told["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
-    assert told["prometheus.io/path"] == "/metrics"
-    assert told["prometheus.io/scheme"] == container["livenessProbe"]["httpGet"].get("scheme", "HTTP").lower()
+    assert reported["prometheus.io/scrape"] == "true"
+    assert reported["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
+    assert reported["prometheus.io/path"] == "/metrics"
+    assert reported["prometheus.io/scheme"] == container["livenessProbe"]["httpGet"].get("scheme", "HTTP").lower()

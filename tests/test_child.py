@@ -164,16 +164,16 @@ class Hanging(Source):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
 """
-    told = tmp_path / "pid"
+    reported = tmp_path / "pid"
     grandchild = PRELUDE + hanging + "\nchild.run(Hanging(), child.prepare_process(), 0.02)"
     parent = f"""
 import subprocess, sys
 one = subprocess.Popen([sys.executable, "-c", {grandchild!r}], stdout=subprocess.PIPE, start_new_session=True)
 one.stdout.readline()
-open({str(told)!r}, "w").write(str(one.pid))
+open({str(reported)!r}, "w").write(str(one.pid))
 """
     subprocess.run([sys.executable, "-c", parent], check=True, timeout=20)
-    pid = int(told.read_text())
+    pid = int(reported.read_text())
     end = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
         assert time.monotonic() < end, "the orphan does not end"

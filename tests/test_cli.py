@@ -162,7 +162,7 @@ def test_all_errors_are_reported_at_once_one_line_each(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("agent", "--listen"), "argument --listen: expected one argument"),
         (("doctor", "--format", "xml"), "--format: unknown value 'xml'; allowed: text, json"),
@@ -188,12 +188,12 @@ def test_all_errors_are_reported_at_once_one_line_each(capsys: pytest.CaptureFix
     ],
 )
 def test_usage_error_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reported: str
 ) -> None:
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu-cost-exporter: ")
-    assert told in line
+    assert reported in line
 
 
 def test_port_in_use_is_one_line_and_exit_code_1() -> None:
@@ -226,11 +226,11 @@ def test_prices_check_shows_every_row_with_its_matches(capsys: pytest.CaptureFix
         "  - {model: NVIDIA H100*, per_gpu_hour: 2, from: 2026-07-01, source: contract, as_of: 2026-06-01}\n"
     )
     assert main(["prices", "check", str(file)]) == 0
-    told = capsys.readouterr().out
-    assert "  book.yaml:1  2.0000 EUR/GPU-hour  from 2026-07-01  [1]  model NVIDIA" in told
-    assert "model NVIDIA H100* (NVIDIA H100 80GB HBM3, NVIDIA H100 NVL, NVIDIA H100 PCIe)" in told
-    assert "\n  [1]  contract; as of 2026-06-01\n" in told
-    assert told.endswith(f"{file}: ok\n")
+    reported = capsys.readouterr().out
+    assert "  book.yaml:1  2.0000 EUR/GPU-hour  from 2026-07-01  [1]  model NVIDIA" in reported
+    assert "model NVIDIA H100* (NVIDIA H100 80GB HBM3, NVIDIA H100 NVL, NVIDIA H100 PCIe)" in reported
+    assert "\n  [1]  contract; as of 2026-06-01\n" in reported
+    assert reported.endswith(f"{file}: ok\n")
 
 
 def test_invalid_price_book_exits_with_2_and_shows_its_valid_rows(
@@ -240,9 +240,9 @@ def test_invalid_price_book_exits_with_2_and_shows_its_valid_rows(
     good = "  - {node: a, per_gpu_hour: 2, source: contract, as_of: 2026-06-01}\n"
     file.write_text(f"currency: EUR\nrows:\n{good}{good.replace('a, per_gpu_hour: 2', 'b, per_gpu_hour: -2')}{good}")
     assert main(["prices", "check", str(file)]) == 2
-    told = capsys.readouterr()
-    assert told.out.count("EUR/GPU-hour") == 2
-    assert [line.removeprefix(f"gpu-cost-exporter: {file}:")[:30] for line in told.err.splitlines()] == [
+    reported = capsys.readouterr()
+    assert reported.out.count("EUR/GPU-hour") == 2
+    assert [line.removeprefix(f"gpu-cost-exporter: {file}:")[:30] for line in reported.err.splitlines()] == [
         "4: row 2: per_gpu_hour: '-2' i",
         "5: row 3: rows 1 and 3 overlap",
     ]
@@ -270,10 +270,10 @@ def test_prices_init_writes_a_price_book_for_the_gpus_of_an_agent(
     assert main(["prices", "init", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--output", str(file)]) == 0
     assert "# 8 GPUs" in file.read_text()
     assert main(["prices", "check", str(file)]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "6.8800 USD/GPU-hour" in told.out
-    assert "instance_type p5.48xlarge" in told.out
+    reported = capsys.readouterr()
+    assert reported.err == ""
+    assert "6.8800 USD/GPU-hour" in reported.out
+    assert "instance_type p5.48xlarge" in reported.out
 
 
 def test_prices_init_writes_a_price_book_for_the_gpu_kinds_of_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,11 +303,11 @@ def test_prices_init_writes_a_price_book_for_the_gpu_kinds_of_a_fleet(capsys: py
 
     with answering(Prometheus) as address:
         assert main(["prices", "init", "--prometheus", f"http://{address}"]) == 0
-    told = capsys.readouterr().out
-    (row,) = read_yaml(told)["rows"]
+    reported = capsys.readouterr().out
+    (row,) = read_yaml(reported)["rows"]
     assert (row["instance_type"], row["region"], row["per_gpu_hour"]) == ("g6e.48xlarge", "us-east-1", 3.7663975)
     for model, count in (("NVIDIA A30", "2 GPUs"), ("NVIDIA L4", "1 GPU")):
-        assert f"# {count} without a list price" in told
-        assert f'  # - model: "{model}"\n' in told
-    filled = re.sub(r"(?m)^  # (?=- model|  )", "  ", told).replace("per_gpu_hour:\n", "per_gpu_hour: 1\n")
+        assert f"# {count} without a list price" in reported
+        assert f'  # - model: "{model}"\n' in reported
+    filled = re.sub(r"(?m)^  # (?=- model|  )", "  ", reported).replace("per_gpu_hour:\n", "per_gpu_hour: 1\n")
     assert len(price_book.parse(filled.replace("source:\n", "source: contract\n"), "b").rows) == 3

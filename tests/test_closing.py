@@ -23,13 +23,13 @@ def three_days() -> Known:
 
 def test_due_days_are_closed_in_order_from_the_oldest(tmp_path: Path) -> None:
     source = three_days()
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with DayStore(tmp_path / "store").writing(0.0) as store:
         closing = asyncio.run(
-            close_due_days(store, source, NOW, by="ann", progress=lambda done, due: told.append((done, due)))
+            close_due_days(store, source, NOW, by="ann", progress=lambda done, due: reported.append((done, due)))
         )
         assert (closing.closed, closing.left) == ((D1, D2, D3), ())
-        assert told == [(1, 3), (2, 3), (3, 3)]
+        assert reported == [(1, 3), (2, 3), (3, 3)]
         assert asyncio.run(close_due_days(store, source, NOW)).closed == ()
         read = asyncio.run(StoreLedger(store).ledger(Window(start_seconds=D1, end_seconds=D4), ALL_OF_A_DAY))
         assert [dict(found.lines) for found in read.chunks] == [dict(chunk(day).lines) for day in (D1, D2, D3)]

@@ -127,9 +127,9 @@ def test_unmeasured_field_gives_a_warning_and_no_rows(name: str) -> None:
 
 @pytest.mark.parametrize("number", ["0", "0150", "-1", "1651", "9" * 5000, "\u0661\u0665\u0660"])
 def test_unknown_field_number_is_refused(number: str) -> None:
-    (told,) = problems(f"{number}, gauge, x\n")
-    assert told.startswith("counters.csv:1: unknown field ")
-    assert "did you mean" not in told
+    (reported,) = problems(f"{number}, gauge, x\n")
+    assert reported.startswith("counters.csv:1: unknown field ")
+    assert "did you mean" not in reported
 
 
 def test_dcgm_only_fields_are_requested_under_any_name_or_number() -> None:
@@ -301,10 +301,10 @@ def test_new_default_set_has_capacity_and_no_nvlink_fields() -> None:
 @given(st.text(max_size=200))
 def test_arbitrary_text_gives_only_located_errors(text: str) -> None:
     try:
-        told = parse(text, "counters.csv").warnings
+        reported = parse(text, "counters.csv").warnings
     except ConfigError as mistake:
-        told = mistake.problems
-    assert all(line.startswith("counters.csv:") for line in told)
+        reported = mistake.problems
+    assert all(line.startswith("counters.csv:") for line in reported)
 
 
 @given(st.lists(st.sampled_from(DEFAULT.rows), unique=True, min_size=1))

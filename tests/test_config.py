@@ -147,9 +147,11 @@ def test_hostname_label_follows_dcgm_names_and_can_be_changed_or_removed() -> No
     assert settle({"hostname_label": "none", "dcgm_names": "4.9"}).exposition.hostname_label == ""
     assert settle({"hostname_label": "hostname"}).exposition.hostname_label == "hostname"
     for name in ("pod", "uuid", "modelName", "DCGM_FI_DRIVER_VERSION"):
-        (told,) = mistakes({"hostname_label": name})
-        assert told.startswith(f"hostname-label (from --hostname-label): value '{name}' is not a label name; allowed: ")
-        assert told.endswith("; another label of these series has that name")
+        (reported,) = mistakes({"hostname_label": name})
+        assert reported.startswith(
+            f"hostname-label (from --hostname-label): value '{name}' is not a label name; allowed: "
+        )
+        assert reported.endswith("; another label of these series has that name")
     assert "another label" not in mistakes({"hostname_label": "host-name"})[0]
 
 
@@ -169,21 +171,23 @@ def test_unused_options_warn_and_conflicting_options_are_refused(tmp_path: Path)
     assert settle({"job_mapping_dir": "/jobs", "workload_manager": "host"}).warnings == (
         "job-mapping-dir: read only with workload-manager slurm; not used",
     )
-    (told,) = settle({"kube_metadata": "on", "attribution": "off"}).warnings
-    assert told.startswith("kube-metadata: with attribution off there are no holders")
-    (told,) = settle({"kube_metadata": "on", "pod_labels": "app,pod-template-hash"}).warnings
-    assert told.startswith("pod-labels: pod-template-hash is never shown")
+    (reported,) = settle({"kube_metadata": "on", "attribution": "off"}).warnings
+    assert reported.startswith("kube-metadata: with attribution off there are no holders")
+    (reported,) = settle({"kube_metadata": "on", "pod_labels": "app,pod-template-hash"}).warnings
+    assert reported.startswith("pod-labels: pod-template-hash is never shown")
     many = ",".join(f"key-{number}" for number in range(11))
     problems = mistakes({"kube_metadata": "on", "workload_manager": "slurm", "pod_labels": many, "kubeconfig": missing})
-    told = " | ".join(problems)
-    assert "the workload-manager is slurm" in told
-    assert "pod-labels: names 11 keys; allowed: at most 10" in told
-    assert f"kubeconfig: cannot read {missing}" in told
+    reported = " | ".join(problems)
+    assert "the workload-manager is slurm" in reported
+    assert "pod-labels: names 11 keys; allowed: at most 10" in reported
+    assert f"kubeconfig: cannot read {missing}" in reported
     nine = ",".join(f"example.com/key-{number}" for number in range(9))
     assert "cost-labels: names 9 keys; allowed: at most 8" in mistakes({"kube_metadata": "on", "cost_labels": nine})
     for key in ("a=b", "cost centre", "Example.com/a", "a/b/c", "project_", "x" * 64):
-        (told,) = mistakes({"kube_metadata": "on", "cost_labels": f"project,{key}"})
-        assert "is not a Kubernetes label key; allowed: label keys such as project or example.com/cost-center" in told
+        (reported,) = mistakes({"kube_metadata": "on", "cost_labels": f"project,{key}"})
+        assert (
+            "is not a Kubernetes label key; allowed: label keys such as project or example.com/cost-center" in reported
+        )
     assert "job-mapping-dir" in " ".join(mistakes({"workload_manager": "slurm", "job_mapping_dir": missing}))
 
 
@@ -213,11 +217,11 @@ def test_file_from_the_environment_keeps_words_that_yaml_would_convert(tmp_path:
 
 def test_errors_of_all_layers_are_reported_at_once_with_their_location(tmp_path: Path) -> None:
     path = write(tmp_path, "sample-interval: 30\nsampel-interval: 1s\nsource: dcmg\nlisten: {port: 1}\nsource: auto\n")
-    told = mistakes(
+    reported = mistakes(
         {"config": path, "series_limit": "many", "attribution": "maybe", "source": "nvml"},
         {"GPU_COST_EXPORTER_IDLE_THRESHOLD": "5"},
     )
-    assert told == (
+    assert reported == (
         f"{path}:2: sampel-interval: unknown key; did you mean 'sample-interval'?",
         f"{path}:4: listen: empty or nested; allowed: one value, or a list of values",
         f"{path}:5: source: given twice, first in line 3; keep one",
@@ -242,16 +246,16 @@ def test_errors_of_all_layers_are_reported_at_once_with_their_location(tmp_path:
     ],
 )
 def test_invalid_configuration_file_is_reported_in_one_line(tmp_path: Path, text: str, words: str) -> None:
-    told = mistakes({"config": write(tmp_path, text)})
-    assert len(told) == 1
-    assert words in told[0]
-    assert "\n" not in told[0]
+    reported = mistakes({"config": write(tmp_path, text)})
+    assert len(reported) == 1
+    assert words in reported[0]
+    assert "\n" not in reported[0]
 
 
 def test_unreadable_configuration_file_is_reported_in_one_line(tmp_path: Path) -> None:
-    (told,) = mistakes({"config": str(tmp_path / "none.yaml")})
-    assert "cannot read" in told
-    assert "No such file" in told
+    (reported,) = mistakes({"config": str(tmp_path / "none.yaml")})
+    assert "cannot read" in reported
+    assert "No such file" in reported
 
 
 @pytest.mark.parametrize("text", [":9400", "0.0.0.0:9400", "[::]:0", "localhost:65535", "[fe80::1%eth0]:9400"])
@@ -261,8 +265,8 @@ def test_valid_listen_addresses_are_accepted(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9400", "", ":", ":x", ":65536", "::1:9400", "[::1]", "[x]:1", "a b:1", ":-1", ":٣"])
 def test_invalid_listen_addresses_are_refused(text: str) -> None:
-    (told,) = mistakes({"listen": text, "simulate": "demo"})
-    assert told.startswith(f"listen (from --listen): value '{text}' is not")
+    (reported,) = mistakes({"listen": text, "simulate": "demo"})
+    assert reported.startswith(f"listen (from --listen): value '{text}' is not")
 
 
 @pytest.mark.parametrize(
@@ -307,9 +311,11 @@ def test_every_engine_address_form_is_accepted_and_reads_back_unchanged(text: st
     ],
 )
 def test_invalid_engine_address_is_refused_with_the_allowed_forms(text: str, why: str) -> None:
-    (told,) = mistakes({"dcgm_address": text, "simulate": "demo"})
-    assert told.startswith(f"dcgm-address (from --dcgm-address): value '{text}' is not an engine's address; allowed: ")
-    assert why in told
+    (reported,) = mistakes({"dcgm_address": text, "simulate": "demo"})
+    assert reported.startswith(
+        f"dcgm-address (from --dcgm-address): value '{text}' is not an engine's address; allowed: "
+    )
+    assert why in reported
 
 
 def test_dcgm_is_used_with_an_address_or_on_request() -> None:
@@ -376,29 +382,31 @@ def test_interval_probably_meant_in_seconds_is_used_with_a_warning() -> None:
     assert config.warnings == (
         "DCGM_EXPORTER_INTERVAL: 30 is in milliseconds; sample-interval is 200ms; 30000 would be 30 s",
     )
-    (told,) = mistakes({"simulate": "demo"}, {"DCGM_EXPORTER_INTERVAL": "soon"})
-    assert "DCGM_EXPORTER_INTERVAL" in told
+    (reported,) = mistakes({"simulate": "demo"}, {"DCGM_EXPORTER_INTERVAL": "soon"})
+    assert "DCGM_EXPORTER_INTERVAL" in reported
 
 
 def test_unknown_own_variable_warns_with_the_nearest_name() -> None:
     config = settle({}, {"GPU_COST_EXPORTER_SAMPEL_INTERVAL": "5s"})
-    (told,) = config.warnings
-    assert told.startswith("GPU_COST_EXPORTER_SAMPEL_INTERVAL: unknown variable, not used")
-    assert told.endswith("did you mean 'GPU_COST_EXPORTER_SAMPLE_INTERVAL'?")
+    (reported,) = config.warnings
+    assert reported.startswith("GPU_COST_EXPORTER_SAMPEL_INTERVAL: unknown variable, not used")
+    assert reported.endswith("did you mean 'GPU_COST_EXPORTER_SAMPLE_INTERVAL'?")
 
 
 @pytest.mark.parametrize("expiry", ["10s", "30s", "59s"])
 def test_expiry_below_twice_the_kubelet_interval_is_refused(expiry: str) -> None:
-    (told,) = mistakes({"attribution_expiry": expiry, "kubelet_interval": "30s", "simulate": "demo"})
-    assert told.startswith(f"attribution-expiry: {expiry} is less than twice the kubelet-interval, 30s")
+    (reported,) = mistakes({"attribution_expiry": expiry, "kubelet_interval": "30s", "simulate": "demo"})
+    assert reported.startswith(f"attribution-expiry: {expiry} is less than twice the kubelet-interval, 30s")
 
 
 def test_configured_paths_are_checked_before_start(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    told = mistakes({"kubelet_socket": str(file), "state_dir": str(file), "proc_root": str(file), "collectors": "/no"})
-    assert [line.partition(":")[0] for line in told] == ["collectors", "state-dir", "kubelet-socket", "proc-root"]
-    assert "is a file, not a socket" in told[2]
+    reported = mistakes(
+        {"kubelet_socket": str(file), "state_dir": str(file), "proc_root": str(file), "collectors": "/no"}
+    )
+    assert [line.partition(":")[0] for line in reported] == ["collectors", "state-dir", "kubelet-socket", "proc-root"]
+    assert "is a file, not a socket" in reported[2]
     (told_missing,) = mistakes({"state_dir": str(tmp_path / "none"), "kubelet_socket": str(tmp_path / "none.sock")})
     assert told_missing.startswith("state-dir:")
 
@@ -427,10 +435,10 @@ def test_any_text_is_a_valid_value_or_a_named_error(option: Option, text: str) -
     try:
         settle({key: text})
     except ConfigError as error:
-        told = error.problems
+        reported = error.problems
     else:
-        told = ()
-    assert all(line.startswith((f"{key} (from --", "attribution-expiry: ")) for line in told)
+        reported = ()
+    assert all(line.startswith((f"{key} (from --", "attribution-expiry: ")) for line in reported)
 
 
 def logged(form: str, message: str, **extra: object) -> str:

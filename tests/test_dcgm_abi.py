@@ -264,9 +264,9 @@ def test_struct_is_accepted_only_with_its_version_word(client: Client, layout: t
 def test_engine_of_another_major_version_is_a_mismatch(bare: Client, directory: Path, tmp_path: Path) -> None:
     with stub.Engine(directory, tmp_path / "control", release="3.3.9") as engine:
         assert bare.connect(engine.address) == abi.Code.OK
-        told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
-        assert bare.call("dcgmHostengineVersionInfo", byref(told)) == abi.Code.OK
-        assert told.rawBuildInfoString.startswith(b"version:3.3.9;")
+        reported = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
+        assert bare.call("dcgmHostengineVersionInfo", byref(reported)) == abi.Code.OK
+        assert reported.rawBuildInfoString.startswith(b"version:3.3.9;")
         assert bare.call("dcgmUpdateAllFields", 1) == abi.Code.VERSION_MISMATCH
     assert bare.library.describe(abi.Code.VERSION_MISMATCH) == "API version mismatch"
 
@@ -292,8 +292,8 @@ def test_non_engine_on_the_port_loses_the_connection(bare: Client) -> None:
         # It reports no failed login; the next call does.
         assert bare.connect(f"127.0.0.1:{port}") == abi.Code.OK
         thread.join()
-        told = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
-        assert bare.call("dcgmHostengineVersionInfo", byref(told)) == abi.Code.CONNECTION_LOST
+        reported = abi.VersionInfo(version=abi.version_word(abi.VersionInfo))
+        assert bare.call("dcgmHostengineVersionInfo", byref(reported)) == abi.Code.CONNECTION_LOST
 
 
 def test_embedded_engine_starts_and_stops_in_this_process(bare: Client, control: stub.StubControl) -> None:
@@ -426,8 +426,8 @@ def test_values_since_returns_each_xid_once(client: Client, control: stub.StubCo
 
     first, following = since(0)
     assert first == [(2, 79), (2, 79), (5, 31)]
-    told, later = since(following)
-    assert told == []
+    reported, later = since(following)
+    assert reported == []
     assert later > following
     stub.xid(control, 0, 48)
     assert since(later)[0] == [(0, 48)]
@@ -458,12 +458,12 @@ def test_newer_library_has_fields_that_its_engine_refuses(
 
 
 def test_field_types_and_levels_are_returned_by_id(library: Library) -> None:
-    told = {}
+    reported = {}
     for field in (1, UUID, TEMPERATURE, POWER, PROF, DRAM, 1009):
         meta = library.field_meta(field)
         assert meta is not None
-        told[field] = (meta.fieldType, meta.entityLevel)
-    assert told == {
+        reported[field] = (meta.fieldType, meta.entityLevel)
+    assert reported == {
         1: (b"s", abi.NONE),
         UUID: (b"s", abi.COMPUTE_INSTANCE),
         TEMPERATURE: (b"i", abi.GPU),
@@ -535,11 +535,13 @@ def partitioned(client: Client) -> Client:
 
 
 def test_hierarchy_of_56_instances_has_each_instance_and_its_parent(partitioned: Client) -> None:
-    told = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
-    assert partitioned.call("dcgmGetGpuInstanceHierarchy", byref(told)) == abi.Code.OK
-    assert told.count == 2 * 56
+    reported = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
+    assert partitioned.call("dcgmGetGpuInstanceHierarchy", byref(reported)) == abi.Code.OK
+    assert reported.count == 2 * 56
     for row, (index, place, level) in zip(
-        told.entityList, itertools.product(range(8), range(7), (abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE)), strict=False
+        reported.entityList,
+        itertools.product(range(8), range(7), (abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE)),
+        strict=False,
     ):
         number = stub.entity_id(index, place)
         assert (row.entity.entityGroupId, row.entity.entityId) == (level, number)
@@ -571,8 +573,8 @@ def test_instance_has_its_own_values_parent_values_and_blanks(partitioned: Clien
 
 def test_too_small_entity_list_returns_the_required_size(partitioned: Client) -> None:
     ids, count = (ctypes.c_uint * 1)(), ctypes.c_int(1)
-    told = partitioned.call("dcgmGetEntityGroupEntities", abi.GPU_INSTANCE, ids, byref(count), 0)
-    assert (told, count.value) == (abi.Code.BUFFER_TOO_SMALL, 56)
+    reported = partitioned.call("dcgmGetEntityGroupEntities", abi.GPU_INSTANCE, ids, byref(count), 0)
+    assert (reported, count.value) == (abi.Code.BUFFER_TOO_SMALL, 56)
 
 
 # ---- Engines that die, hang and are slow ----

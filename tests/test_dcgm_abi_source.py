@@ -194,16 +194,16 @@ def test_gpu_facts_missing_at_first_are_requested_again_and_then_kept(engine: st
     for field_id in (Field.FB_TOTAL, MIG_MAX_SLICES):
         control.override(field_id, stub.BLANK, entity=(1, 0))
     source.open()
-    told = []
+    reported = []
     for overrides in (2, 0, 2):
         control.override_count = overrides
         ahead_seconds += 61
-        told.append(
+        reported.append(
             bench.until(lambda one: one.gpus[0].instances, "what is measured after a minute", patient=True).gpus[0]
         )
     source.close()
-    assert (told[0].gpu.compute_slices, told[0].gpu.memory_total_bytes) == (0, None)
-    for one in told[1:]:
+    assert (reported[0].gpu.compute_slices, reported[0].gpu.memory_total_bytes) == (0, None)
+    for one in reported[1:]:
         assert (one.gpu.compute_slices, one.gpu.memory_slices, one.gpu.memory_total_bytes) == (7, 8, 81_559 * stub.MIB)
         assert {part.instance.memory_slices for part in one.instances} == {1}
 
@@ -217,14 +217,14 @@ def test_instance_size_missing_at_first_is_read_later_and_kept(engine: stub.Engi
     control.override(Field.FB_TOTAL, stub.NUMBER, entity=entity, number=40_448)
     control.override(Field.FB_TOTAL, stub.BLANK, entity=entity)
     source.open()
-    told = []
+    reported = []
     for overrides in (2, 1, 2):
         control.override_count = overrides
         ahead_seconds += 61 if overrides == 2 else 5
         reading = bench.until(lambda one: one.gpus[0].instances, "the instances", patient=True)
-        told.append(reading.gpus[0].instances[3])
+        reported.append(reading.gpus[0].instances[3])
     source.close()
-    assert [one.instance.memory_slices for one in told] == [1, 4, 4]
+    assert [one.instance.memory_slices for one in reported] == [1, 4, 4]
 
 
 def test_layout_change_of_one_gpu_interrupts_no_values_of_another(engine: stub.Engine, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_kubernetes_off_disables_kube_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["-r"], "-r: needs a value, as in: -r VALUE"),
         (["--address", "--kubernetes"], "--address: needs a value"),
@@ -263,12 +263,12 @@ def test_kubernetes_off_disables_kube_metadata() -> None:
 )
 @pytest.mark.parametrize("command", ["agent", "doctor"])
 def test_invalid_dcgm_exporter_argument_is_one_line(
-    capsys: pytest.CaptureFixture[str], command: str, words: list[str], told: str
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str], reported: str
 ) -> None:
     assert main([command, "--simulate", "demo", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu-cost-exporter: ")
-    assert told in line
+    assert reported in line
 
 
 def test_arguments_without_a_command_are_agent_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,12 +297,12 @@ def test_every_command_line_is_accepted_or_refused_by_name(words: list[str]) -> 
     kept = [*rest, *(part for one in flags for part in (one.origin, one.text)), *problems]
     for word in words:
         assert any(part in kept or any(part in problem for problem in problems) for part in (word, word.split("=")[0]))
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     try:
         load_agent({}, {}, dcgm_flags=flags, check_paths=False)
     except ConfigError as error:
-        told = error.problems
-    assert all(any(f"(from {one.origin})" in line for one in flags) for line in told)
+        reported = error.problems
+    assert all(any(f"(from {one.origin})" in line for one in flags) for line in reported)
 
 
 @given(st.sampled_from([setting for setting in TABLE if setting.form == "milliseconds"]), st.integers(0, 10**12))

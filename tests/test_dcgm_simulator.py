@@ -61,21 +61,21 @@ class Client:
         return self.call("dcgmWatchFields", group, fields, round(seconds * 1e6), 0.0, keep), group, fields
 
     def latest(self, group: abi.Handle, fields: abi.Handle) -> dict[tuple[int, int, int], libdcgm.Record]:
-        told: dict[tuple[int, int, int], libdcgm.Record] = {}
-        collect = abi.CALLBACK(_into(told.setdefault))
+        reported: dict[tuple[int, int, int], libdcgm.Record] = {}
+        collect = abi.CALLBACK(_into(reported.setdefault))
         assert self.call("dcgmGetLatestValues_v2", group, fields, collect, None) == 0
-        return told
+        return reported
 
     def since(self, group: abi.Handle, fields: abi.Handle, start: int) -> tuple[list[tuple[int, int]], int]:
-        told: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
         following = ctypes.c_int64()
 
         def keep(_key: object, one: libdcgm.Record) -> None:
-            told.append((one.at_microseconds, int(one.value)))
+            reported.append((one.at_microseconds, int(one.value)))
 
         collect = abi.CALLBACK(_into(keep))
         assert self.call("dcgmGetValuesSince_v2", group, fields, start, ctypes.byref(following), collect, None) == 0
-        return told, following.value
+        return reported, following.value
 
     def live(self, entities: Sequence[tuple[int, int]], ids: Sequence[int], *, flags: int = abi.LIVE) -> list[object]:
         values = (abi.FieldValueV2 * (len(entities) * len(ids)))()
@@ -157,8 +157,8 @@ def test_engine_reports_its_version() -> None:
 
 def test_hierarchy_lists_gpu_instances_each_with_its_compute_instances() -> None:
     client = Node().connected()
-    told = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
-    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(told)) == 0
+    reported = abi.Hierarchy(version=abi.version_word(abi.Hierarchy))
+    assert client.call("dcgmGetGpuInstanceHierarchy", ctypes.byref(reported)) == 0
     rows = [
         (
             one.entity.entityGroupId,
@@ -167,11 +167,11 @@ def test_hierarchy_lists_gpu_instances_each_with_its_compute_instances() -> None
             one.parent.entityId,
             one.nvmlInstanceId,
         )
-        for one in told.entityList[: told.count]
+        for one in reported.entityList[: reported.count]
     ]
     assert rows == [(4, 8, 1, 1, 2), (5, 8, 4, 8, 2), (4, 9, 1, 1, 7), (5, 9, 4, 9, 7)]
-    assert told.entityList[0].nvmlComputeInstanceId == 0xFFFFFFFF
-    assert [one.nvmlProfileSlices for one in told.entityList[:3]] == [3, 3, 1]
+    assert reported.entityList[0].nvmlComputeInstanceId == 0xFFFFFFFF
+    assert [one.nvmlProfileSlices for one in reported.entityList[:3]] == [3, 3, 1]
 
 
 def test_profiling_field_is_blank_at_first_and_then_the_interval_mean() -> None:
@@ -194,17 +194,17 @@ def test_instance_has_its_own_memory_name_and_engines_and_the_gpu_board() -> Non
     ids = [50, 54, Field.FB_TOTAL, Field.GPU_TEMP, 1001, 1005, 1009]
     _, group, fields = client.watch(INSTANCES, ids)
     node.seconds += 1.0
-    told = client.latest(group, fields)
+    reported = client.latest(group, fields)
     gpu = node.truth().gpus[1]
     for level in (abi.GPU_INSTANCE, abi.COMPUTE_INSTANCE):
-        assert told[level, 8, 50].value == b"3g.40gb"
-        assert told[level, 8, 54].value == gpu.instances[0].uuid.encode()
-        assert told[level, 8, Field.FB_TOTAL].value == gpu.instances[0].memory_bytes // 2**20
-        assert told[level, 8, Field.GPU_TEMP].value == gpu.gpu_temp_celsius
-        assert told[level, 8, 1001].value == pytest.approx(gpu.instances[0].load.engine)
-        assert told[level, 8, 1009].value == BLANK
-    assert told[abi.GPU_INSTANCE, 8, 1005].value == pytest.approx(gpu.instances[0].load.dram)
-    assert told[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
+        assert reported[level, 8, 50].value == b"3g.40gb"
+        assert reported[level, 8, 54].value == gpu.instances[0].uuid.encode()
+        assert reported[level, 8, Field.FB_TOTAL].value == gpu.instances[0].memory_bytes // 2**20
+        assert reported[level, 8, Field.GPU_TEMP].value == gpu.gpu_temp_celsius
+        assert reported[level, 8, 1001].value == pytest.approx(gpu.instances[0].load.engine)
+        assert reported[level, 8, 1009].value == BLANK
+    assert reported[abi.GPU_INSTANCE, 8, 1005].value == pytest.approx(gpu.instances[0].load.dram)
+    assert reported[abi.COMPUTE_INSTANCE, 8, 1005].value == BLANK_DOUBLE
 
 
 def test_live_read_polls_the_driver_and_a_profiling_field_kills_the_engine() -> None:
@@ -253,9 +253,9 @@ def test_faulty_gpu_keeps_its_name_and_has_blank_measurements(fault: Fault, stat
     node = Node()
     client = node.connected()
     node.change = _with_fault(fault)
-    told = ctypes.c_int()
-    assert client.call("dcgmGetGpuStatus", 0, ctypes.byref(told)) == 0
-    assert told.value == status
+    reported = ctypes.c_int()
+    assert client.call("dcgmGetGpuStatus", 0, ctypes.byref(reported)) == 0
+    assert reported.value == status
     uuid = node.truth().gpus[0].uuid.encode()
     assert client.live(GPUS[:1], [54, Field.GPU_UTIL, Field.POWER_USAGE]) == [uuid, BLANK, BLANK_DOUBLE]
     count, ids = ctypes.c_int(32), (ctypes.c_uint * 32)()
@@ -264,7 +264,7 @@ def test_faulty_gpu_keeps_its_name_and_has_blank_measurements(fault: Fault, stat
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "reported"),
     [
         ("dcgm: {version: 2.4.6}", "dcgm.version: is '2.4.6'; allowed: three numbers, from 3.3.0 to 4.99.99"),
         ("dcgm: {version: 4.6}", "dcgm.version: is 4.6; allowed: a text"),
@@ -273,7 +273,7 @@ def test_faulty_gpu_keeps_its_name_and_has_blank_measurements(fault: Fault, stat
         ("faults: [{kind: engine_down, gpu: 0}]", "has no effect with engine_down, which affects the whole node"),
     ],
 )
-def test_invalid_dcgm_section_is_reported_with_the_allowed_values(section: str, told: str) -> None:
+def test_invalid_dcgm_section_is_reported_with_the_allowed_values(section: str, reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         scenario_file.parse(HOPPER + section + "\n", "s.yaml")
-    assert told in str(caught.value)
+    assert reported in str(caught.value)

@@ -67,23 +67,23 @@ def nvml_of(bench: object) -> Iterator[NvmlSource]:
 def test_devices_have_the_same_identity_as_through_nvml() -> None:
     parts = (instance(7), instance(9, "3g.40gb", compute_slices=3, memory_slices=4, memory_bytes=40448 * 2**20))
     with engine(busy(), partitioned(*parts, index=1), gpu(2, model=T4)) as bench, nvml_of(bench) as nvml:
-        told, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
-        assert [one.gpu for one in told.gpus] == [one.gpu for one in wanted.gpus]
-        for ours, theirs in zip(told.gpus, wanted.gpus, strict=True):
+        reported, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
+        assert [one.gpu for one in reported.gpus] == [one.gpu for one in wanted.gpus]
+        for ours, theirs in zip(reported.gpus, wanted.gpus, strict=True):
             assert [one.instance for one in ours.instances] == [
                 # DCGM does not report the place of an instance on its GPU.
                 replace(one.instance, placement_start=None)
                 for one in theirs.instances
             ]
-        assert (told.driver_version, told.nvml_version) == (wanted.driver_version, wanted.nvml_version)
-        assert (told.source, told.dcgm_version) == ("dcgm", "4.6.0")
-        assert all(one.processes is None for one in told.gpus)
+        assert (reported.driver_version, reported.nvml_version) == (wanted.driver_version, wanted.nvml_version)
+        assert (reported.source, reported.dcgm_version) == ("dcgm", "4.6.0")
+        assert all(one.processes is None for one in reported.gpus)
 
 
 def test_gpu_brand_is_the_same_through_either_source() -> None:
     with engine(busy()) as bench, nvml_of(bench) as nvml:
-        told, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
-    assert [of(one).gpu.labels[Field.BRAND] for one in (told, wanted)] == ["NVIDIA", "NVIDIA"]
+        reported, wanted = bench.opened(), nvml.sample(EPOCH_SECONDS + bench.seconds)
+    assert [of(one).gpu.labels[Field.BRAND] for one in (reported, wanted)] == ["NVIDIA", "NVIDIA"]
 
 
 def test_values_have_the_same_units_as_through_nvml() -> None:
@@ -91,11 +91,11 @@ def test_values_have_the_same_units_as_through_nvml() -> None:
         bench.source.open()
         for _ in range(3):
             bench.change(load_integral=integral(BUSY, bench.seconds))
-            wanted, told = nvml.sample(EPOCH_SECONDS + bench.seconds), bench.sample()
-        assert of(told).values == {one: of(wanted).values[one] for one in of(told).values}
-        assert of(told).values.keys() >= FIELDS & of(wanted).values.keys()
-        assert of(told).values[Field.PROF_GR_ENGINE_ACTIVE] == 0.5
-        assert of(told).values[Field.PROF_PCIE_TX_BYTES] == 1_000_000
+            wanted, reported = nvml.sample(EPOCH_SECONDS + bench.seconds), bench.sample()
+        assert of(reported).values == {one: of(wanted).values[one] for one in of(reported).values}
+        assert of(reported).values.keys() >= FIELDS & of(wanted).values.keys()
+        assert of(reported).values[Field.PROF_GR_ENGINE_ACTIVE] == 0.5
+        assert of(reported).values[Field.PROF_PCIE_TX_BYTES] == 1_000_000
 
 
 def test_profiling_fields_arrive_with_the_second_sample_and_others_with_the_first() -> None:
@@ -234,8 +234,8 @@ def test_xid_of_a_gpu_and_its_parts_is_one_event_of_the_smallest_part() -> None:
         bench.opened()
         bench.change(xids=((bench.seconds, 31), (bench.seconds, 43)))
         found = [one for _ in range(5) for one in bench.sample().xids]
-        told = [(one.xid, one.gpu_instance_id, one.compute_instance_id) for one in found]
-        assert sorted(told, key=str) == [(31, 7, 0), (43, 7, 0)]
+        reported = [(one.xid, one.gpu_instance_id, one.compute_instance_id) for one in found]
+        assert sorted(reported, key=str) == [(31, 7, 0), (43, 7, 0)]
 
 
 def test_unrequested_xids_are_not_watched() -> None:

@@ -304,11 +304,11 @@ def test_installed_library_that_matches_the_engine_is_used(tmp_path: Path) -> No
             host.kill()
         host.release = "5.0.0"
         host.start()
-        told = [one for _ in range(60) if isinstance(one := source.message(), SourceStatus)]
+        reported = [one for _ in range(60) if isinstance(one := source.message(), SourceStatus)]
         host.kill()
-    reasons = {one.reason for one in told} - {""}
+    reasons = {one.reason for one in reported} - {""}
     assert reasons <= {"dcgm_version_mismatch", "dcgm_connection_lost", "dcgm_refused"}
-    assert [one.state for one in told].count(SourceState.FAILED) > 10, "the failed state stays"
+    assert [one.state for one in reported].count(SourceState.FAILED) > 10, "the failed state stays"
 
 
 def test_dcgm_child_never_loads_nvml() -> None:
@@ -318,8 +318,8 @@ def test_dcgm_child_never_loads_nvml() -> None:
         "child.run = lambda source, out, interval: print(source.name, 'pynvml' in sys.modules, file=sys.stderr)\n"
         "child.main(['--dcgm-address', 'localhost:5555', '--fields', '150,1001'])\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stderr.split() == ["dcgm", "False"]
+    reported = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert reported.stderr.split() == ["dcgm", "False"]
 
 
 def test_retry_waits_are_at_most_half_the_interval() -> None:

@@ -292,13 +292,13 @@ def test_mail_loads_nothing_and_escapes_names() -> None:
 
 def test_chat_message_escapes_mentions_and_links_in_names() -> None:
     sent = digest.message(made())
-    told = json.dumps(sent, ensure_ascii=False)
-    assert "<!channel>" not in told
-    assert "<script>" not in told
-    assert "&lt;!channel&gt;&amp;'*_~|" in told
-    for link in re.findall(r"<([^>]*)>", told):
+    reported = json.dumps(sent, ensure_ascii=False)
+    assert "<!channel>" not in reported
+    assert "<script>" not in reported
+    assert "&lt;!channel&gt;&amp;'*_~|" in reported
+    for link in re.findall(r"<([^>]*)>", reported):
         assert link.startswith(f"{PAGE}/"), link
-    owners = [link for link in re.findall(r"<([^|>]*)\|open>", told) if "cluster=east" in link]
+    owners = [link for link in re.findall(r"<([^|>]*)\|open>", reported) if "cluster=east" in link]
     assert owners[0].startswith(f"{PAGE}/owner?window=2026-10-12..2026-10-18&amp;cluster=east&amp;namespace=lab")
 
 
@@ -362,7 +362,7 @@ async def test_busy_webhook_is_retried_after_retry_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "attempts", "told"),
+    ("answer", "attempts", "reported"),
     [
         (web.Response(status=500), digest.ATTEMPTS, "after 5 attempts: HTTP 500"),
         (web.Response(status=404, text="no_service"), 1, "HTTP 404 (no_service); check that the address is that of"),
@@ -373,7 +373,7 @@ async def test_busy_webhook_is_retried_after_retry_after() -> None:
     ],
 )
 async def test_failed_webhook_is_reported_without_its_secret(
-    answer: web.Response | None, attempts: int, told: str
+    answer: web.Response | None, attempts: int, reported: str
 ) -> None:
     slept: list[float] = []
     async with webhook(answer) as (url, got):
@@ -382,7 +382,7 @@ async def test_failed_webhook_is_reported_without_its_secret(
         ) as refused:
             await asyncio.to_thread(digest.post, url, digest.message(made()), slept.append)
     assert len(got) == attempts
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert "very-secret" not in str(refused.value)
     assert max(slept, default=0.0) <= 60.0
 

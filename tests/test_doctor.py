@@ -137,13 +137,13 @@ async def test_kubelet_without_pods_is_a_warning(tmp_path: Path) -> None:
     try:
         finding, answer = await asked_kubelet(config)
         await server.restart()
-        well, told = await asked_kubelet(config)
+        well, reported = await asked_kubelet(config)
     finally:
         await server.stop()
     assert (finding.level, answer) == (Level.WARN, None)
     assert "no pod is listed" in finding.cause
     assert "API server" in finding.fix
-    assert (well.level, told is None) == (Level.OK, False)
+    assert (well.level, reported is None) == (Level.OK, False)
 
 
 async def test_inventory_rate_limit_is_not_reported_as_an_old_kubelet(tmp_path: Path) -> None:

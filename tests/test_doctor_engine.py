@@ -122,12 +122,12 @@ async def test_collectors_fields_without_dcgm_values_are_named(node: Node, tmp_p
     with node.engine() as engine:
         found = await node.findings(engine.address, collectors=path)
     assert found["collectors"].level is Level.OK
-    told = found["DCGM fields"]
-    assert told.level is Level.WARN
-    assert told.cause.startswith("no GPU has a value of ")
-    assert "ECC" in told.cause
-    assert "C2C" in told.cause
-    assert "SLICES" not in told.cause
+    reported = found["DCGM fields"]
+    assert reported.level is Level.WARN
+    assert reported.cause.startswith("no GPU has a value of ")
+    assert "ECC" in reported.cause
+    assert "C2C" in reported.cause
+    assert "SLICES" not in reported.cause
 
 
 async def test_hanging_engine_does_not_block_the_doctor(node: Node) -> None:

@@ -233,13 +233,13 @@ async def test_day_with_an_unanswered_series_has_no_lines_and_is_reported(
     for by_day in (True, False):
         async with serving(FaultyProxy(fleet_prometheus.url, rate=0, refuse=is_bad)) as server:
             ledger = await read(server.url, day(7), "namespace", retries=1, by_day=by_day)
-        (told,) = ledger.failures
-        assert (told.what, told.window.start_seconds, told.window.seconds) == (
+        (reported,) = ledger.failures
+        assert (reported.what, reported.window.start_seconds, reported.window.seconds) == (
             COST,
             bad,
             DAY_SECONDS,
         )
-        assert "storage is away" in told.reason
+        assert "storage is away" in reported.reason
         for chunk in ledger.chunks:
             true = fleet_truth.days[chunk.window.start_seconds]
             metered = sum(line.seconds.total for line in true.values())
@@ -263,8 +263,8 @@ async def test_cost_is_read_without_energy(fleet_prometheus: FleetServer) -> Non
     ) as server:
         ledger = await read(server.url, day(2), retries=0)
     true = truth_between(DAY - DAY_SECONDS, DAY + DAY_SECONDS)
-    (told,) = ledger.failures
-    assert (told.what, told.window) == (
+    (reported,) = ledger.failures
+    assert (reported.what, reported.window) == (
         'workload:gpu_ledger:delta1h{quantity="energy_joules"}',
         replace(day(2), label=""),
     )

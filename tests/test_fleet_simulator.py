@@ -264,9 +264,9 @@ def test_command_writes_matching_series_and_truth(tmp_path: Path, capsys: pytest
     seconds = [row for row in rows if row and 'quantity="seconds"' in row[2]]
     active = sum(float(row[3]) for row in seconds if 'state="active_' in row[2])
     assert max(int(row[4]) for row in rows if row) == (END_SECONDS + 900) * 1000
-    told = json.loads(truth.read_text(encoding="utf-8"))
-    assert told["simulated"] is True
-    lines = [line for day in told["days"] for line in day["lines"]]
+    reported = json.loads(truth.read_text(encoding="utf-8"))
+    assert reported["simulated"] is True
+    lines = [line for day in reported["days"] for line in day["lines"]]
     assert sum(line["active_seconds"] for line in lines) == pytest.approx(active)
     assert {line["cluster"] for line in lines} == {"x", "y"}
 

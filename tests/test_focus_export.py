@@ -244,9 +244,9 @@ def test_names_such_as_null_and_na_are_kept(version: str) -> None:
     assert_promises(text, version)
     split = [row for row in rows if row["x_Workload"] != "sole"]
     prefix = "x_" if version == "1.2" else ""
-    told = {(row[f"{prefix}AllocatedResourceId"], row[f"{prefix}AllocatedResourceName"]) for row in split}
-    assert {("ml/Deployment/null", "ml/Deployment/null"), ("'null", "'null"), ("none", "none")} <= told
-    assert len(told) == len(split) == 3 * len(words)
+    reported = {(row[f"{prefix}AllocatedResourceId"], row[f"{prefix}AllocatedResourceName"]) for row in split}
+    assert {("ml/Deployment/null", "ml/Deployment/null"), ("'null", "'null"), ("none", "none")} <= reported
+    assert len(reported) == len(split) == 3 * len(words)
     assert {row["x_Team"] for row in rows} == {"", "'null", "'NULL", *words[2:]}
 
 

@@ -58,9 +58,9 @@ def test_prometheus_response_without_a_result_is_an_error() -> None:
     ],
 )
 def test_malformed_prometheus_row_is_an_error_with_the_address(row: object) -> None:
-    with pytest.raises(PrometheusError, match="http://prometheus:9090: the answer has rows") as told:
+    with pytest.raises(PrometheusError, match="http://prometheus:9090: the answer has rows") as reported:
         asyncio.run(FedPrometheus(body("vector", [row])).instant("up", None))
-    assert told.value.reason == "bad_rows"
+    assert reported.value.reason == "bad_rows"
 
 
 @pytest.mark.parametrize("points", [[[0]], [["x", "1"]], None])
@@ -93,9 +93,9 @@ async def test_non_numeric_capacity_is_left_out_of_a_ledger() -> None:
 
 async def test_watch_event_without_a_type_is_garbage_and_not_unexpected() -> None:
     stream = FedApi([b'{"object":{}}\n']).watch(Request("/api/v1/pods"), silence_seconds=1)
-    with pytest.raises(ApiError, match="an event has no type or no object") as told:
+    with pytest.raises(ApiError, match="an event has no type or no object") as reported:
         _ = [event async for event in stream]
-    assert told.value.reason == "garbage"
+    assert reported.value.reason == "garbage"
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,20 @@ def test_deeply_nested_state_is_reported_as_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rubbish", [10**400, 1e308, -1e300])
 def test_out_of_range_value_is_left_out_and_others_are_kept(rubbish: float, tmp_path: Path) -> None:
-    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
-    values = {**told.gpus[0].values, Field.MEMORY_TEMP: rubbish, Field.GPU_TEMP: 54}
-    line = wire.encode(replace(told, gpus=(replace(told.gpus[0], values=values),)))
+    reported = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
+    values = {**reported.gpus[0].values, Field.MEMORY_TEMP: rubbish, Field.GPU_TEMP: 54}
+    line = wire.encode(replace(reported, gpus=(replace(reported.gpus[0], values=values),)))
     message = wire.decode(line)
     assert isinstance(message, Reading)
-    assert message.gpus[0].values == {**told.gpus[0].values, Field.GPU_TEMP: 54}
+    assert message.gpus[0].values == {**reported.gpus[0].values, Field.GPU_TEMP: 54}
 
 
 @pytest.mark.parametrize("name", ["index", "memory_total_bytes"])
 def test_out_of_range_identity_number_is_refused(name: str, tmp_path: Path) -> None:
-    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
-    body = json.loads(wire.encode(told))
+    reported = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
+    body = json.loads(wire.encode(reported))
     identity = next(item for item in body["reading"] if isinstance(item, list))[0][0]
-    identity[identity.index(getattr(told.gpus[0].gpu, name))] = 10**400
+    identity[identity.index(getattr(reported.gpus[0].gpu, name))] = 10**400
     with pytest.raises(SourceError, match="is not an amount"):
         wire.decode(json.dumps(body).encode())
 
@@ -174,9 +174,11 @@ def test_long_non_numeric_api_status_gives_a_short_message() -> None:
 
 
 def test_gpu_reported_twice_by_a_child_counts_once(tmp_path: Path) -> None:
-    told = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
-    line = wire.encode(replace(told, gpus=(*told.gpus, replace(told.gpus[0], gpu=replace(told.gpus[0].gpu, index=7)))))
-    assert wire.decode(line) == told
+    reported = node_in(tmp_path)[0].reading(wall=NOW, steady=0.0)
+    line = wire.encode(
+        replace(reported, gpus=(*reported.gpus, replace(reported.gpus[0], gpu=replace(reported.gpus[0].gpu, index=7))))
+    )
+    assert wire.decode(line) == reported
 
 
 @pytest.mark.parametrize("text", ['a: "\\UFFFFFFFF"', 'a: "\\U00110000"'])

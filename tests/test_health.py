@@ -136,11 +136,11 @@ def tiers_of_the_agent() -> dict[str, set[int]]:
 
 
 def test_xid_tiers_match_the_runbook() -> None:
-    told, done = tiers_of_the_runbook(), tiers_of_the_agent()
+    reported, done = tiers_of_the_runbook(), tiers_of_the_agent()
     assert {tier: done[tier] for tier in ("critical", "application", "none")} == {
-        tier: told[tier] for tier in ("critical", "application", "none")
+        tier: reported[tier] for tier in ("critical", "application", "none")
     }
-    assert told["warning"] <= done["warning"]
+    assert reported["warning"] <= done["warning"]
 
 
 def test_application_xids_are_not_critical() -> None:

@@ -132,13 +132,13 @@ def test_clock_events_start_at_zero_on_gpus_that_respond() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [({"MEMORY_TEMP": 93, "MEM_MAX_OP_TEMP": 105}, ("driver", 12)), ({"MEMORY_TEMP": 96}, ("assumed", -1))],
 )
 def test_memory_temperature_margin_names_the_source_of_its_limit(
-    told: dict[str, float], expected: tuple[str, float]
+    reported: dict[str, float], expected: tuple[str, float]
 ) -> None:
-    page = {family.name: family for family in families(snapshot(telling(**told)), ExpositionOptions())}
+    page = {family.name: family for family in families(snapshot(telling(**reported)), ExpositionOptions())}
     (sample,) = samples_of(page["gpu_memory_temperature_margin_celsius"])
     assert (dict(sample.pairs)["limit"], sample.value) == expected
 

@@ -14,7 +14,7 @@ UNIT_TESTS = ROOT / "tests" / "rules" / "health.yaml"
 # A plausible change: before, after, and the beginning of the case that must notice it.
 WEAKENED = {
     "old events": (") < 600", ") < 60000", "a GPU fell off the bus"),
-    "what is told to nobody": ('{tier="warning"}', '{tier!="critical"}', "codes that nobody needs"),
+    "a tier without a receiver": ('{tier="warning"}', '{tier!="critical"}', "codes that nobody needs"),
     "critical alone": ('{tier="warning"}', '{tier="critical"}', "codes that are not known"),
     "everybody on the board": (
         '(or\n            $labels.gpu_instance ".*")',
@@ -51,7 +51,7 @@ WEAKENED = {
     ),
     "forgotten by a new agent": (' or max_over_time(gpu_devices{state="present"}[6h])', "", "the only GPU is lost"),
     "warm memory": ('{limit="assumed"}[5m]) <= 0', '{limit="assumed"}[5m]) <= 3', "memory at its limit"),
-    "a limit that is told": ('{limit="driver"}[5m]) <= 3', '{limit="driver"}[5m]) <= 10', "memory at its limit"),
+    "a limit of the driver": ('{limit="driver"}[5m]) <= 3', '{limit="driver"}[5m]) <= 10', "memory at its limit"),
     "a drain pages": (
         "(gpu_recovery_action > 0 != 4)",
         "(gpu_recovery_action > 0)",

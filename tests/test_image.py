@@ -285,10 +285,10 @@ def test_health_check_detects_a_hung_agent_under_every_web_configuration(
         assert one.check() == (0, "")
         # A stopped process still has its socket, and answers nothing.
         os.kill(one.pid(), signal.SIGSTOP)
-        code, told = one.check()
+        code, reported = one.check()
         os.kill(one.pid(), signal.SIGCONT)
     assert code == 1
-    assert told.endswith("timed out")
+    assert reported.endswith("timed out")
 
 
 def test_health_check_reports_a_missing_listener(images: Images) -> None:

@@ -68,11 +68,11 @@ class Partitioned:
             )
         )
         snapshot = self.node.tick(at, self.seconds)
-        told = {}
+        reported = {}
         for view in snapshot.devices:
             recent = snapshot.events[view.uuid].recent_xids if view.uuid in snapshot.events else {}
-            told[view.uuid] = (view.xids, view.xid_last_seen_seconds, view.last_xid, recent)
-        return told
+            reported[view.uuid] = (view.xids, view.xid_last_seen_seconds, view.last_xid, recent)
+        return reported
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_instance_does_not_inherit_xids_of_the_former_instance_with_its_id(node:
 
 def test_xid_in_the_tick_of_a_new_instance_belongs_to_the_former_instance(node: Partitioned) -> None:
     node.tell("MIG-old")
-    told = node.tell("MIG-new", xids=(94,))
-    assert told["MIG-new"] == NOTHING
-    assert told["GPU-0"][0] == {94: 1}, "the former instance has no row any more"
+    reported = node.tell("MIG-new", xids=(94,))
+    assert reported["MIG-new"] == NOTHING
+    assert reported["GPU-0"][0] == {94: 1}, "the former instance has no row any more"
 
 
 @pytest.mark.parametrize("state", [DeviceState.UP, DeviceState.LOST])
@@ -106,8 +106,8 @@ def test_temporarily_unlisted_instance_keeps_its_xids(node: Partitioned, state: 
 def test_the_xids_of_the_gpu_and_of_other_instances_stay(node: Partitioned) -> None:
     node.tell("MIG-old", "MIG-other", xids=(79,), of=None)
     node.tell("MIG-old", "MIG-other", xids=(94,), of=8)
-    told = node.tell("MIG-new", "MIG-other")
-    assert (told["GPU-0"][0], told["MIG-other"][0], told["MIG-new"]) == ({79: 1}, {94: 1}, NOTHING)
+    reported = node.tell("MIG-new", "MIG-other")
+    assert (reported["GPU-0"][0], reported["MIG-other"][0], reported["MIG-new"]) == ({79: 1}, {94: 1}, NOTHING)
 
 
 def test_added_compute_instance_keeps_the_xids_of_the_gpu_instance(node: Partitioned) -> None:
@@ -117,13 +117,13 @@ def test_added_compute_instance_keeps_the_xids_of_the_gpu_instance(node: Partiti
 
 def test_xid_of_an_unlisted_instance_is_counted_on_the_gpu(node: Partitioned) -> None:
     assert node.tell("MIG-other", xids=(95,))["GPU-0"] == ({95: 1}, {95: EPOCH + 1}, 95, {95: 1})
-    told = node.tell("MIG-other", "MIG-late")
-    assert (told["GPU-0"][0], told["MIG-late"]) == ({95: 1}, NOTHING), "a counter does not move to another row"
+    reported = node.tell("MIG-other", "MIG-late")
+    assert (reported["GPU-0"][0], reported["MIG-late"]) == ({95: 1}, NOTHING), "a counter does not move to another row"
 
 
 def test_xid_counts_once_for_compute_instances_sharing_a_gpu_instance(node: Partitioned) -> None:
     node.tell("MIG-a", "MIG-b")
-    told = node.tell("MIG-a", "MIG-b", xids=(43,), part=1)
-    assert (told["GPU-0"], told["MIG-a"], told["MIG-b"][0]) == (NOTHING, NOTHING, {43: 1})
-    told = node.tell("MIG-a", "MIG-b", xids=(94,))
-    assert (told["GPU-0"][0], told["MIG-a"], told["MIG-b"][0]) == ({94: 1}, NOTHING, {43: 1})
+    reported = node.tell("MIG-a", "MIG-b", xids=(43,), part=1)
+    assert (reported["GPU-0"], reported["MIG-a"], reported["MIG-b"][0]) == (NOTHING, NOTHING, {43: 1})
+    reported = node.tell("MIG-a", "MIG-b", xids=(94,))
+    assert (reported["GPU-0"][0], reported["MIG-a"], reported["MIG-b"][0]) == ({94: 1}, NOTHING, {43: 1})

@@ -184,7 +184,7 @@ fields = st.sampled_from([ENGINE, UTIL, POWER, Field.FB_USED, Field.ENC_UTIL, Fi
 values = st.dictionaries(fields, st.integers(0, 100), max_size=4)
 states = st.sampled_from([DeviceState.UP, DeviceState.UP, DeviceState.UP, DeviceState.LOST])
 parts = st.lists(st.tuples(st.integers(0, 3), values), max_size=3, unique_by=lambda one: one[0]).map(
-    lambda rows: tuple(part(number, told) for number, told in rows)
+    lambda rows: tuple(part(number, reported) for number, reported in rows)
 )
 
 
@@ -220,11 +220,11 @@ def test_merge_keeps_every_value_and_the_identities_of_nvml(
         beside = known.get(before.gpu.uuid, GpuReading(gpu=before.gpu))
         up = before.state is DeviceState.UP
         check_values(before.values, beside.values if up else {}, after.values, after.from_dcgm)
-        told = {one.instance.uuid: one.values for one in beside.instances} if up else {}
+        reported = {one.instance.uuid: one.values for one in beside.instances} if up else {}
         if before.instances:
             assert [one.instance for one in after.instances] == [one.instance for one in before.instances]
             for own, made in zip(before.instances, after.instances, strict=True):
-                check_values(own.values, told.get(own.instance.uuid, {}), made.values, made.from_dcgm)
+                check_values(own.values, reported.get(own.instance.uuid, {}), made.values, made.from_dcgm)
     if of_one_machine(nvml, dcgm):
         unknown = {each.gpu.uuid for each in theirs} - {each.gpu.uuid for each in ours}
         for uuid in unknown:

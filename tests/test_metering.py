@@ -600,8 +600,8 @@ def test_too_many_cost_labels_are_metered_together_and_logged_once(caplog: pytes
     for number, pod in enumerate((*owners, *owners)):
         sample(metering, float(number), [whole(use(holder(pod), 1.0), busy=1.0)])
     assert metering.errors == {("ledger", "too_many_cost_labels"): 3}
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "exporter.agent"]
-    assert "--cost-labels" in told
+    (reported,) = [record.getMessage() for record in caplog.records if record.name == "exporter.agent"]
+    assert "--cost-labels" in reported
     view = shown(metering, 500.0)
     assert sum(sum(seconds(view, account.owner)) for account in view.accounts) == view.capacity_seconds
 

@@ -172,17 +172,19 @@ def test_agent_replaces_the_image_in_dcgm_exporters_daemonset() -> None:
     ) as process:
         try:
             assert process.stderr is not None
-            told = []
+            reported = []
             for line in process.stderr:
-                told.append(line)
+                reported.append(line)
                 if "listening on" in line:
                     break
-            agent = AgentProcess(process, port=int(told[-1].partition("127.0.0.1:")[2].split(",")[0]), lines=told)
+            agent = AgentProcess(
+                process, port=int(reported[-1].partition("127.0.0.1:")[2].split(",")[0]), lines=reported
+            )
             assert agent.get("/health")[0] == 200
             agent.until(
                 lambda page: any(re.match(r'DCGM_FI_DEV_FB_USED{.*,pod="', name) for name in page), "a pod's GPU"
             )
         finally:
             process.send_signal(signal.SIGTERM)
-    (warning,) = [line for line in told if "WARNING" in line]
+    (warning,) = [line for line in reported if "WARNING" in line]
     assert "its default set, which is built in, is used" in warning

@@ -55,8 +55,8 @@ async def test_simulated_kubelet_and_files_match_the_scenario(tmp_path: Path) ->
     finally:
         await node.stop()
     truth = node.truth()
-    told = {(c.namespace, c.pod, c.container, i) for c in allocations.containers for d in c.devices for i in d.ids}
-    assert told == {(h.namespace, h.pod, h.container, i) for h in truth.holders for i in h.device_ids}
+    reported = {(c.namespace, c.pod, c.container, i) for c in allocations.containers for d in c.devices for i in d.ids}
+    assert reported == {(h.namespace, h.pod, h.container, i) for h in truth.holders for i in h.device_ids}
     lookup = PodLookup(node.proc_root, node.pod_log_root)
     processes = [p for gpu in truth.gpus for part in (gpu, *gpu.instances) for p in part.processes]
     assert len(processes) > 10

@@ -272,8 +272,8 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
     demo_agent.until(lambda page: bool(matching(page, "gpu_ledger_cost_total")), "a priced interval")
     assert main(["report", "--agent", f"http://127.0.0.1:{demo_agent.port}", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    told = document["total"]["allocated_seconds"] + document["withheld_seconds"]
-    assert told == pytest.approx(document["capacity_seconds"], rel=1e-9)
+    reported = document["total"]["allocated_seconds"] + document["withheld_seconds"]
+    assert reported == pytest.approx(document["capacity_seconds"], rel=1e-9)
     assert document["capacity_seconds"] > 0
     assert document["missing_seconds"] == 0.0
     kinds = {line["owner_kind"] for line in document["lines"]}
@@ -282,7 +282,7 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
 
 
 @pytest.mark.parametrize(
-    ("app", "told"),
+    ("app", "reported"),
     [
         (agent(lambda: None), "the agent has only just started; ask again in a few seconds"),
         (answering("<html>"), "what answers there is no agent; give the address of its --listen"),
@@ -301,13 +301,13 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
     ],
 )
 async def test_each_wrong_server_is_reported_with_its_fix(
-    app: web.Application, told: str, capsys: pytest.CaptureFixture[str]
+    app: web.Application, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with served(app) as address:
         code = await asyncio.to_thread(main, ["report", "--agent", address])
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")
-    assert told in err
+    assert reported in err
     assert err.count("\n") == 1
 
 
@@ -362,13 +362,15 @@ async def test_https_to_an_http_agent_is_reported_with_its_fix(capsys: pytest.Ca
     assert "does the agent have a --web-config with TLS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("target", "told"), [("/dev/full", "standard output: cannot write: No space left"), ("", "")])
-def test_unwritable_output_is_one_line_and_a_closed_pipe_is_silent(target: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "reported"), [("/dev/full", "standard output: cannot write: No space left"), ("", "")]
+)
+def test_unwritable_output_is_one_line_and_a_closed_pipe_is_silent(target: str, reported: str) -> None:
     reading_end, writing_end = os.pipe()
     os.close(reading_end)
     with open(target, "w") if target else os.fdopen(writing_end, "w") as stream:  # noqa: PTH123 - a device
         command = [sys.executable, "-m", "exporter", "prices", "list"]
         done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
         assert done.returncode == 1
-        assert told in done.stderr
-        assert done.stderr.count("\n") == (1 if told else 0)
+        assert reported in done.stderr
+        assert done.stderr.count("\n") == (1 if reported else 0)

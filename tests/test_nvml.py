@@ -177,8 +177,8 @@ def test_replacement_gpu_is_distinct_from_the_replaced_one() -> None:
         it.source.close()
         it.source.open()
         reading = it.after(1)
-    told = {one.gpu.uuid[-1]: (one.state, one.reason) for one in reading.gpus}
-    assert told == {"0": UP, "1": (DeviceState.MISSING, "replaced"), "9": UP}
+    reported = {one.gpu.uuid[-1]: (one.state, one.reason) for one in reading.gpus}
+    assert reported == {"0": UP, "1": (DeviceState.MISSING, "replaced"), "9": UP}
 
 
 def test_reset_required_state_is_reported() -> None:
@@ -453,9 +453,9 @@ def test_unlistable_instances_are_kept_and_marked_incomplete(function: str) -> N
         assert len(again.instances) == 2
         assert again.lacks_instances  # there may be others by now
         simulated_driver.clear_failures()
-        told = it.after(5)
-        assert told.errors == {}
-        assert told.gpus[0].lacks_instances is False
+        reported = it.after(5)
+        assert reported.errors == {}
+        assert reported.gpus[0].lacks_instances is False
 
 
 @pytest.mark.parametrize("code", [4, 10, 999])
@@ -474,10 +474,10 @@ def test_temporarily_undescribable_instance_stays_listed_with_a_new_one(code: in
 
 
 @pytest.mark.parametrize(
-    ("function", "told"), [("nvmlDeviceGetAttributes_v2", [3, 5]), ("nvmlDeviceGetUUID", [2, 3, 5])]
+    ("function", "reported"), [("nvmlDeviceGetAttributes_v2", [3, 5]), ("nvmlDeviceGetUUID", [2, 3, 5])]
 )
 def test_undescribable_instance_hides_no_other_and_marks_the_list_incomplete(
-    monkeypatch: pytest.MonkeyPatch, function: str, told: list[int]
+    monkeypatch: pytest.MonkeyPatch, function: str, reported: list[int]
 ) -> None:
     """The former instance in its place is gone if the place has another UUID, and may otherwise still exist."""
     with watched(partitioned(instance(1), instance(2))) as it:
@@ -493,7 +493,7 @@ def test_undescribable_instance_hides_no_other_and_marks_the_list_incomplete(
 
         monkeypatch.setattr(pynvml, function, answer)
         reading = it.after(5)
-        assert sorted(one.instance.gpu_instance_id for one in reading.gpus[0].instances) == told
+        assert sorted(one.instance.gpu_instance_id for one in reading.gpus[0].instances) == reported
         assert reading.gpus[0].lacks_instances
         assert reading.errors["mig_unknown_error"] >= 1
         monkeypatch.setattr(pynvml, function, real)
@@ -572,9 +572,9 @@ def test_compute_instances_of_one_gpu_instance_have_no_own_memory_value() -> Non
         return instance(1, "1c.3g.40gb", compute_instance=number, processes=(process(11 + number),), **memory)
 
     def with_memory(reading: Reading) -> dict[tuple[int, int], bool]:
-        told = {Field.FB_TOTAL, Field.FB_USED}
+        reported = {Field.FB_TOTAL, Field.FB_USED}
         return {
-            (one.instance.gpu_instance_id, one.instance.compute_instance_id): told <= set(one.values)
+            (one.instance.gpu_instance_id, one.instance.compute_instance_id): reported <= set(one.values)
             for one in reading.gpus[0].instances
         }
 

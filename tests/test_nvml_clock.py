@@ -75,10 +75,10 @@ def test_processes_stay_active_after_the_clock_is_set_back() -> None:
         for _ in range(20):
             sample(0.25, 0.0)
         for _ in range(20):
-            told = sample(0.25, -HOUR).processes
-            assert told is not None
-            assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told)
-        assert all(one.sm_ratio for one in told)
+            reported = sample(0.25, -HOUR).processes
+            assert reported is not None
+            assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in reported)
+        assert all(one.sm_ratio for one in reported)
 
 
 def readings_between_silences() -> Iterator[GpuReading]:
@@ -114,12 +114,12 @@ def readings_between_silences() -> Iterator[GpuReading]:
 
 def test_processes_are_not_polled_sooner_after_a_driver_hang_in_a_sample() -> None:
     """Its process samples cover the time since its last answer; in a fifth of a second they have one process only."""
-    for told in readings_between_silences():
-        assert told.processes is not None
-        assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in told.processes)
+    for reported in readings_between_silences():
+        assert reported.processes is not None
+        assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in reported.processes)
 
 
 def test_rates_use_the_time_between_answers() -> None:
-    for told in readings_between_silences():
-        assert told.values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.9, abs=0.01)
-        assert told.values[Field.NVLINK_BANDWIDTH_TOTAL] == pytest.approx(4.0e9 / 1024 / 1000, rel=0.01)
+    for reported in readings_between_silences():
+        assert reported.values[Field.PROF_GR_ENGINE_ACTIVE] == pytest.approx(0.9, abs=0.01)
+        assert reported.values[Field.NVLINK_BANDWIDTH_TOTAL] == pytest.approx(4.0e9 / 1024 / 1000, rel=0.01)

@@ -16,8 +16,8 @@ from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 ESTIMATED = ActivitySource.ESTIMATED
 
 
-def sharer(pod: str, ratio: float | None, owner: Owner | None = TRAIN, *, parts: int = 4, **told: object) -> object:
-    return held(holder(pod, share=1 / parts, mode=ShareMode.SHARED), ratio, owner, **told)  # type: ignore[arg-type]
+def sharer(pod: str, ratio: float | None, owner: Owner | None = TRAIN, *, parts: int = 4, **reported: object) -> object:
+    return held(holder(pod, share=1 / parts, mode=ShareMode.SHARED), ratio, owner, **reported)  # type: ignore[arg-type]
 
 
 def test_owner_figures_are_the_sum_of_its_holders() -> None:
@@ -303,10 +303,10 @@ def test_cost_is_by_currency_and_absent_without_a_price() -> None:
     assert use.idle_cost_per_hour == {"USD": pytest.approx(2.0), "EUR": pytest.approx(1.5)}
 
 
-def shared_node(hours: float = 2.05, ratio: float = 0.0, **told: object) -> OwnedNode:
+def shared_node(hours: float = 2.05, ratio: float = 0.0, **reported: object) -> OwnedNode:
     node = OwnedNode()
     other = Owner(namespace="ml", kind="Deployment", name="chat")
-    views = whole(sharer("a", ratio, source=ESTIMATED, **told), sharer("b", ratio, other, source=ESTIMATED))  # type: ignore[arg-type]
+    views = whole(sharer("a", ratio, source=ESTIMATED, **reported), sharer("b", ratio, other, source=ESTIMATED))  # type: ignore[arg-type]
     node.until(hours * HOUR, views)
     return node
 
@@ -317,7 +317,7 @@ def test_shared_device_idle_for_two_hours_is_shown_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"hours": 1.8},
         {"ratio": 0.02},  # of a quarter each
@@ -328,8 +328,8 @@ def test_shared_device_idle_for_two_hours_is_shown_as_a_whole() -> None:
     ],
     ids=["young", "at work", "inference", "reserved", "for good", "opted out"],
 )
-def test_exempt_or_active_shared_device_is_not_shown_as_idle(told: dict[str, object]) -> None:
-    assert shared_node(**told).view().shared_idle == ()  # type: ignore[arg-type]
+def test_exempt_or_active_shared_device_is_not_shown_as_idle(reported: dict[str, object]) -> None:
+    assert shared_node(**reported).view().shared_idle == ()  # type: ignore[arg-type]
 
 
 def test_expired_opt_out_does_not_mute_a_shared_device() -> None:

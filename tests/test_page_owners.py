@@ -45,13 +45,13 @@ def test_owner_text_already_in_the_pod_name_is_not_repeated() -> None:
 
 
 def test_active_opt_out_is_shown_with_its_end() -> None:
-    def told(until: float) -> str:
+    def page_text(until: float) -> str:
         return read(known(of(made.held(0, "a", 0.0, 8000.0), replace(TRAIN, opt_out_until_seconds=until)))).text
 
-    assert told(made.TAKEN_AT + 3600).count("alerts off until 2027-01-15 09:00 UTC") == 2, "also in the idle list"
-    assert "alerts off" in told(float("inf"))
-    assert "alerts off until" not in told(float("inf"))
-    assert "alerts off" not in told(made.TAKEN_AT)
+    assert page_text(made.TAKEN_AT + 3600).count("alerts off until 2027-01-15 09:00 UTC") == 2, "also in the idle list"
+    assert "alerts off" in page_text(float("inf"))
+    assert "alerts off until" not in page_text(float("inf"))
+    assert "alerts off" not in page_text(made.TAKEN_AT)
 
 
 def test_invalid_pod_annotations_are_shown_in_its_row() -> None:
@@ -122,8 +122,8 @@ def test_api_problems_and_the_age_of_owner_data_are_shown() -> None:
 
 def test_differing_gpu_counts_are_shown() -> None:
     views = (made.held(0, "a"), made.lost(1))
-    told = read(made.snapshot(*views, attribution={"advertised_devices": 2, "allocated_devices": 2})).text
-    assert "GPUs : 1 seen by the driver, 2 advertised by the kubelet, 2 held by pods" in told
+    page_text = read(made.snapshot(*views, attribution={"advertised_devices": 2, "allocated_devices": 2})).text
+    assert "GPUs : 1 seen by the driver, 2 advertised by the kubelet, 2 held by pods" in page_text
     old_kubelet = read(made.snapshot(*views, attribution={"allocated_devices": 2})).text
     assert "GPUs : 1 seen by the driver, 2 held by pods" in old_kubelet
     for agreeing in (

@@ -87,10 +87,10 @@ def hourly(found: PriceBook, model: str = H100, node: str = "n", at: float = 1.8
 
 
 def test_every_mistake_of_a_book_is_reported_with_line_row_and_key() -> None:
-    told = [line.removeprefix("b.yaml:").partition("on_prem: x: unknown key")[0] for line in mistakes(BAD)]
+    reported = [line.removeprefix("b.yaml:").partition("on_prem: x: unknown key")[0] for line in mistakes(BAD)]
     expected = TOLD.splitlines()
-    assert [line for line in expected if line not in told] == []
-    assert [line for line in told if line not in expected] == ["18: row 7: "]
+    assert [line for line in expected if line not in reported] == []
+    assert [line for line in reported if line not in expected] == ["18: row 7: "]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_every_mistake_of_a_book_is_reported_with_line_row_and_key() -> None:
     ],
 )
 def test_invalid_book_is_reported_in_one_line(text: str, words: str) -> None:
-    (told,) = mistakes(text)
-    assert words in told
-    assert "\n" not in told
+    (reported,) = mistakes(text)
+    assert words in reported
+    assert "\n" not in reported
 
 
 def test_price_is_per_gpu_per_node_or_from_the_on_prem_formula() -> None:
@@ -196,10 +196,10 @@ def test_list_price_of_the_instance_type_overrides_that_of_the_model(
 
 
 def test_unmatched_pattern_and_zero_price_give_warnings() -> None:
-    told = book('model: "NVIDIA H1000*", per_gpu_hour: 1', "node: a, per_gpu_hour: 0").warnings
-    assert told[0].startswith("b.yaml:3: row 1: model: 'NVIDIA H1000*' matches no GPU name known here")
-    assert told[1].startswith("b.yaml:4: row 2: the price is 0")
-    assert len(told) == 2
+    reported = book('model: "NVIDIA H1000*", per_gpu_hour: 1', "node: a, per_gpu_hour: 0").warnings
+    assert reported[0].startswith("b.yaml:3: row 1: model: 'NVIDIA H1000*' matches no GPU name known here")
+    assert reported[1].startswith("b.yaml:4: row 2: the price is 0")
+    assert len(reported) == 2
 
 
 def test_every_simulated_model_is_a_known_one() -> None:
@@ -220,9 +220,9 @@ def test_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError) as caught:
             price_book.load(path)
-        (told,) = caught.value.problems
-        assert words in told
-        assert str(path) in told
+        (reported,) = caught.value.problems
+        assert words in reported
+        assert str(path) in reported
 
 
 def test_invalid_book_prevents_the_agent_start_with_all_other_mistakes(tmp_path: Path) -> None:
@@ -230,17 +230,17 @@ def test_invalid_book_prevents_the_agent_start_with_all_other_mistakes(tmp_path:
     path.write_text(BAD)
     with pytest.raises(ConfigError) as caught:
         load_agent({"price_book": str(path), "simulate": "demo", "capacity_type": "sopt", "linger": "1s"}, {})
-    told = caught.value.problems
-    assert sum(line.startswith(f"{path}:") for line in told) == len(TOLD.splitlines()) + 1
-    assert any(line.endswith("did you mean 'spot'? Allowed: on-demand, spot, reserved") for line in told)
-    assert any(line.startswith("linger (from --linger): value '1s'") for line in told)
+    reported = caught.value.problems
+    assert sum(line.startswith(f"{path}:") for line in reported) == len(TOLD.splitlines()) + 1
+    assert any(line.endswith("did you mean 'spot'? Allowed: on-demand, spot, reserved") for line in reported)
+    assert any(line.startswith("linger (from --linger): value '1s'") for line in reported)
 
 
 def test_rows_with_an_invalid_price_are_still_checked_for_overlaps() -> None:
     rows = f"  - {{per_gpu_hour: -1, {TAIL}}}\n  - {{per_gpu_hour: 1, {TAIL}}}\n"
-    told = mistakes(f"currency: USD\nrows:\n{rows}")
-    assert len(told) == 2
-    assert "rows 1 and 2 overlap at all times: both can match every GPU" in told[1]
+    reported = mistakes(f"currency: USD\nrows:\n{rows}")
+    assert len(reported) == 2
+    assert "rows 1 and 2 overlap at all times: both can match every GPU" in reported[1]
 
 
 def test_thousands_of_exact_rows_are_read_without_pairwise_comparison() -> None:

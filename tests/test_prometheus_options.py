@@ -61,7 +61,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
         "--prometheus-headers=X-A=1,x-a=2,Authorization=Bearer secret",
         PROMETHEUS_RETRIES="many",
     )
-    told = "\n".join(found)
+    reported = "\n".join(found)
     for words in (
         "prometheus (from --prometheus): value 'ftp://host' is not an address",
         "prometheus-token-file: " + f"{tmp_path} is a directory",
@@ -74,8 +74,8 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
         "Authorization would be seen in process lists",
         "prometheus-retries (from GPU_COST_EXPORTER_PROMETHEUS_RETRIES): value 'many'",
     ):
-        assert words in told
-    assert "secret" not in told
+        assert words in reported
+    assert "secret" not in reported
 
 
 @pytest.mark.parametrize(
@@ -97,20 +97,20 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_url_is_reported_without_possible_secrets(url: str, words: str) -> None:
-    (told,) = problems(f"--prometheus={url}")
-    assert words in told
-    assert "hunter2" not in told
+    (reported,) = problems(f"--prometheus={url}")
+    assert words in reported
+    assert "hunter2" not in reported
 
 
 @pytest.mark.parametrize(
     "header", ["secret", "Host=secret", "X A=secret", "X-A=", "Content-Length=secret", "X-A=s\tecret"]
 )
 def test_invalid_header_is_reported_without_its_value(header: str) -> None:
-    (told,) = problems("--prometheus=http://host", f"--prometheus-headers={header}")
-    assert "is not a header" in told
-    assert "ecret" not in told
+    (reported,) = problems("--prometheus=http://host", f"--prometheus-headers={header}")
+    assert "is not a header" in reported
+    assert "ecret" not in reported
 
 
 def test_missing_url_is_reported() -> None:
-    (told,) = problems()
-    assert told.startswith("prometheus: not given; give an address")
+    (reported,) = problems()
+    assert reported.startswith("prometheus: not given; give an address")

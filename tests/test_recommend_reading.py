@@ -208,8 +208,8 @@ def command(url: str, *arguments: str) -> list[str]:
 
 def test_command_shows_advice_reason_and_saving(real_prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(real_prometheus)) == 0
-    told = capsys.readouterr().out
-    flat = " ".join(told.split())
+    reported = capsys.readouterr().out
+    flat = " ".join(reported.split())
     assert "Give back 1 of 2 H100" in flat
     assert "2,920.00 USD" in flat
     assert "prod: Deployment ml/given-back" in flat
@@ -250,14 +250,14 @@ def test_missing_evidence_names_the_missing_rules(real_prometheus: str, capsys: 
 def test_every_flag_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["recommend", "--prometheus", "ftp://x", "--window", "3h", "--filter", "pool=a", "--filter", "x"]
     assert main(wrong) == EXIT_USAGE
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     for words in ("prometheus", "shorter than a day", "pool is not known", "value 'x' has no ="):
-        assert words in told
+        assert words in reported
 
 
 def test_unreachable_prometheus_is_reported_in_one_line() -> None:
     command = [sys.executable, "-m", "exporter", "recommend", "--prometheus", "http://127.0.0.1:1"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == EXIT_FAILED
-    (told,) = done.stderr.splitlines()
-    assert "cannot connect" in told
+    (reported,) = done.stderr.splitlines()
+    assert "cannot connect" in reported

@@ -179,9 +179,9 @@ def test_costs_in_two_currencies_are_not_converted(tmp_path: Path) -> None:
 def test_instance_types_on_one_side_only_are_a_whole_gap(tmp_path: Path) -> None:
     path = bill(tmp_path, {"SkuPriceDetails": '{"InstanceType":"g5.xlarge","GpuCount":1}'})
     found = compared(path, ledger(node()))
-    told = {group["instance_type"]: group["explanations"][0] for group in found["groups"]}
-    assert (told["g5.xlarge"]["kind"], told["g5.xlarge"]["amount"]) == ("not_metered", "480.00")
-    assert (told[P5]["kind"], told[P5]["amount"]) == ("not_billed", "-480.00")
+    reported = {group["instance_type"]: group["explanations"][0] for group in found["groups"]}
+    assert (reported["g5.xlarge"]["kind"], reported["g5.xlarge"]["amount"]) == ("not_metered", "480.00")
+    assert (reported[P5]["kind"], reported[P5]["amount"]) == ("not_billed", "-480.00")
 
 
 def test_unknown_gpu_count_leaves_the_gap_unexplained(tmp_path: Path) -> None:

@@ -103,17 +103,17 @@ def made_up(seed: int) -> Snapshot:
         some = pods[chance.randrange(2) :]
         views.append(dataclasses.replace(view, values={**view.values, **measured}, pods=some))
     at_seconds = float(chance.randrange(3))
-    told = ledger(at_seconds)
+    reported = ledger(at_seconds)
     money = ByState(unprofiled=chance.choice(RATIOS), idle=chance.choice(RATIOS))
     paid = Totals(seconds=ByState(unprofiled=chance.choice(COUNTS)), money={"USD": money})
     version = chance.choice(("580.65.06", "590.1", None))
     books = dataclasses.replace(
-        told,
+        reported,
         ledgers=one_ledger(
-            {account: chance.choice((paid, totals)) for account, totals in told.accounts.items()},
+            {account: chance.choice((paid, totals)) for account, totals in reported.accounts.items()},
             identity=chance.choice(("0123456789ab", "ba9876543210")),
         ),
-        pods={pod: totals for pod, totals in told.pods.items() if chance.random() < 0.7},
+        pods={pod: totals for pod, totals in reported.pods.items() if chance.random() < 0.7},
     )
     return changed(
         snapshot(at_seconds=at_seconds),

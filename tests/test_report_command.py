@@ -73,8 +73,8 @@ def test_team_figures_match_the_truth(
 ) -> None:
     server: FleetServer = request.getfixturevalue(engine)
     truth = truth_between(START, END, server.plan)
-    told = document(capsys, server.url, "--by", "cluster,team")
-    lines = {(line["cluster"], line["team"] or "", line["owner_kind"] or ""): line for line in told["lines"]}
+    reported = document(capsys, server.url, "--by", "cluster,team")
+    lines = {(line["cluster"], line["team"] or "", line["owner_kind"] or ""): line for line in reported["lines"]}
     true = truth.total("cluster", "kind", "team")
     expected: dict[tuple[str, str, str], list[Any]] = {}
     for (cluster, kind, team), totals in true.items():
@@ -89,9 +89,9 @@ def test_team_figures_match_the_truth(
         for currency in ("USD", "EUR"):
             true_money = sum(one.money[currency].total for one in many if currency in one.money)
             assert money(line, currency) == pytest.approx(true_money, rel=1e-9)
-    assert told["trust"]["whole"]
-    assert told["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
-    assert told["simulated"]
+    assert reported["trust"]["whole"]
+    assert reported["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
+    assert reported["simulated"]
 
 
 def test_days_in_a_time_zone_are_exact_and_sum_to_the_whole_window(
@@ -99,13 +99,13 @@ def test_days_in_a_time_zone_are_exact_and_sum_to_the_whole_window(
 ) -> None:
     together = 0.0
     for number, day in enumerate(("2026-09-11", "2026-09-12")):
-        told = document(capsys, fleet_prometheus.url, "--timezone", "Europe/Berlin", "--window", day)
+        reported = document(capsys, fleet_prometheus.url, "--timezone", "Europe/Berlin", "--window", day)
         start = START + number * DAY_SECONDS + 22 * 3600
-        assert (told["window"]["from_seconds"], told["window"]["to_seconds"]) == (start, start + DAY_SECONDS)
+        assert (reported["window"]["from_seconds"], reported["window"]["to_seconds"]) == (start, start + DAY_SECONDS)
         truth = truth_between(start, start + DAY_SECONDS, fleet_prometheus.plan)
-        assert told["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
-        assert told["trust"]["whole"]
-        together += told["total"]["allocated_seconds"]
+        assert reported["trust"]["capacity_seconds"] == pytest.approx(truth.capacity_seconds, rel=1e-9)
+        assert reported["trust"]["whole"]
+        together += reported["total"]["allocated_seconds"]
     both = document(capsys, fleet_prometheus.url, "--timezone", "Europe/Berlin", "--window", "2026-09-11..2026-09-12")
     assert both["total"]["allocated_seconds"] == pytest.approx(together, rel=1e-12)
 
@@ -145,15 +145,15 @@ def test_filters_and_dimension_names_select_lines(
 ) -> None:
     every = document(capsys, fleet_prometheus.url, "--by", "namespace")
     names = [line["owner_namespace"] for line in every["lines"] if line["owner_namespace"]]
-    told = document(
+    reported = document(
         capsys, fleet_prometheus.url, "--by", "node pool,workload", "--filter", f"namespace={names[0]},{names[1]}"
     )
-    assert told["by"] == ["pool", "workload"]
-    assert {line["owner_namespace"] for line in told["lines"]} == set(names[:2])
-    assert {"p5.48xlarge on-demand"} < {line["pool"] for line in told["lines"]}
-    assert all(line["owner_kind"] and line["owner_name"] for line in told["lines"])
+    assert reported["by"] == ["pool", "workload"]
+    assert {line["owner_namespace"] for line in reported["lines"]} == set(names[:2])
+    assert {"p5.48xlarge on-demand"} < {line["pool"] for line in reported["lines"]}
+    assert all(line["owner_kind"] and line["owner_name"] for line in reported["lines"])
     whole = sum(line["allocated_seconds"] for line in every["lines"] if line["owner_namespace"] in names[:2])
-    assert told["total"]["allocated_seconds"] == pytest.approx(whole)
+    assert reported["total"]["allocated_seconds"] == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("engine", ["fleet_prometheus", "fleet_victoria"])
@@ -166,8 +166,8 @@ def test_labels_are_dimensions_and_filters(
         if kind not in APART:
             place = (pairs(labels).get("project", ""), team)
             true[place] = true.get(place, 0.0) + totals.seconds.total
-    told = document(capsys, server.url, "--by", "label:project,team")
-    held = [line for line in told["lines"] if line["held"]]
+    reported = document(capsys, server.url, "--by", "label:project,team")
+    held = [line for line in reported["lines"] if line["held"]]
     found = {((line["labels"] or {}).get("project", ""), line["team"] or ""): line for line in held}
     assert {place: line["allocated_seconds"] for place, line in found.items()} == pytest.approx(true)
     team = next(team for project, team in true if project == "sweep" and team)
@@ -219,11 +219,11 @@ def test_price_book_reprices_the_report(
         "currency: CHF\nlist_prices: off\nrows:\n- {node: '*', per_gpu_hour: 2, source: contract, as_of: 2026-01-01}\n",
         encoding="utf-8",
     )
-    told = document(capsys, fleet_prometheus.url, "--price-book", str(book))
-    assert [one["currency"] for one in told["total"]["money"]] == ["CHF"]
-    assert money(told["total"], "CHF") == pytest.approx(told["total"]["allocated_seconds"] / 3600 * 2)
-    assert told["prices"].startswith("book.yaml")
-    assert any("at the prices of the time of use it was" in note for note in told["trust"]["notes"])
+    reported = document(capsys, fleet_prometheus.url, "--price-book", str(book))
+    assert [one["currency"] for one in reported["total"]["money"]] == ["CHF"]
+    assert money(reported["total"], "CHF") == pytest.approx(reported["total"]["allocated_seconds"] / 3600 * 2)
+    assert reported["prices"].startswith("book.yaml")
+    assert any("at the prices of the time of use it was" in note for note in reported["trust"]["notes"])
 
 
 def test_focus_file_has_a_metadata_file_next_to_it(
@@ -234,14 +234,14 @@ def test_focus_file_has_a_metadata_file_next_to_it(
     assert main(report(fleet_prometheus.url, "--format", "focus", "--output", str(path), window=unpriced)) == 0
     truth = truth_between(seconds("2026-08-20"), END, fleet_prometheus.plan).sum()
     assert truth.unpriced_seconds > 0
-    told = f"warning: {truth.unpriced_seconds / 3600:.1f} GPU-hours had no price and are in no cost"
-    assert told in capsys.readouterr().err
+    reported = f"warning: {truth.unpriced_seconds / 3600:.1f} GPU-hours had no price and are in no cost"
+    assert reported in capsys.readouterr().err
     assert_promises(path.read_text(encoding="utf-8"), "1.4")
     metadata = json.loads((tmp_path / "focus.csv.metadata.json").read_text(encoding="utf-8"))
-    told = document(capsys, fleet_prometheus.url, "--window", unpriced)
+    reported = document(capsys, fleet_prometheus.url, "--window", unpriced)
     for currency in ("USD", "EUR"):
         cost = float(metadata["x_Conservation"]["EffectiveCost"][currency])
-        assert cost == pytest.approx(money(told["total"], currency), abs=1e-4)
+        assert cost == pytest.approx(money(reported["total"], currency), abs=1e-4)
 
 
 def test_focus_file_has_account_provider_and_correction_flag(fleet_prometheus: FleetServer, tmp_path: Path) -> None:
@@ -254,12 +254,12 @@ def test_focus_file_has_account_provider_and_correction_flag(fleet_prometheus: F
         rows = list(csv.DictReader(stream))
     assert rows
     columns = ("BillingAccountId", "BillingAccountName", "ChargeClass", "InvoiceIssuerName", "ServiceProviderName")
-    told = {tuple(row[column] for column in columns) for row in rows}
-    assert told == {("4711", "'=GPUs", "Correction", "Our DC", "Our DC")}
+    reported = {tuple(row[column] for column in columns) for row in rows}
+    assert reported == {("4711", "'=GPUs", "Correction", "Our DC", "Our DC")}
     assert main(command) == 0
     with path.open(encoding="utf-8", newline="") as stream:
-        told = {tuple(row[column] for column in columns) for row in csv.DictReader(stream)}
-    assert told == {("on-prem", "", "", "Internal", "Internal")}
+        reported = {tuple(row[column] for column in columns) for row in csv.DictReader(stream)}
+    assert reported == {("on-prem", "", "", "Internal", "Internal")}
 
 
 def test_focus_metadata_of_a_filtered_report_has_the_filter(
@@ -551,9 +551,9 @@ def test_contradicting_options_are_refused_with_the_fix(
 
 def test_all_mistakes_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--by", "x", "--filter", "y", "--window", "z", "--share-unallocated", "--topp", "3"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 6
-    assert any("did you mean '--top'?" in line for line in told)
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 6
+    assert any("did you mean '--top'?" in line for line in reported)
 
 
 def test_missing_store_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

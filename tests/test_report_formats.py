@@ -240,10 +240,10 @@ def test_every_json_key_and_every_csv_record_is_documented() -> None:
 @pytest.mark.parametrize("share_idle", ["weighted", "even"])
 def test_documented_sharing_example_is_correct(share_idle: ShareIdle) -> None:
     text = (Path(__file__).parent.parent / "docs" / "cost.md").read_text(encoding="utf-8")
-    (told,) = re.findall(rf"^\| `--share-idle {share_idle}` \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
+    (reported,) = re.findall(rf"^\| `--share-idle {share_idle}` \| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
     lines = {owner(name, "x"): hours(active=1, usd=money) for name, money in (("a", 60), ("b", 30), ("c", 10))}
     report = report_of(ledger({**lines, nobody(UNALLOCATED): hours(idle=1, usd=10)}), share_idle=share_idle)
-    assert [row["charged_USD"] for row in records(report)[:3]] == [repr(float(amount)) for amount in told]
+    assert [row["charged_USD"] for row in records(report)[:3]] == [repr(float(amount)) for amount in reported]
 
 
 def test_csv_has_only_rounded_owner_lines_without_notes() -> None:

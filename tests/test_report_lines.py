@@ -113,11 +113,11 @@ def test_model_line_separates_owned_and_unallocated_hours() -> None:
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_footer_is_the_same_for_every_grouping(by: By, form: str) -> None:
     if form == "table":
-        whole, told = (written(one, form).partition("Total")[2].split() for one in ("owner", by))
-        assert told == whole
+        whole, reported = (written(one, form).partition("Total")[2].split() for one in ("owner", by))
+        assert reported == whole
     else:
-        whole, told = (json.loads(written(one, form)) for one in ("owner", by))
-        assert {**told, "by": 0, "lines": 0} == {**whole, "by": 0, "lines": 0}
+        whole, reported = (json.loads(written(one, form)) for one in ("owner", by))
+        assert {**reported, "by": 0, "lines": 0} == {**whole, "by": 0, "lines": 0}
 
 
 OWNERS = st.sampled_from([UNALLOCATED, UNATTRIBUTED]) | st.builds(

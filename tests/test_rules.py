@@ -174,7 +174,7 @@ WEAKENED = {
         "recording",
         "the most patient policy",
     ),
-    "money told twice": (
+    "money reported twice": (
         "waste",
         'alertname=~"GPUUnderutilised|GPUIdle"',
         'alertname="none"',
@@ -284,8 +284,8 @@ def test_cost_and_idle_alerts_are_never_critical() -> None:
         groups = read_yaml((ROOT / "rules" / "src" / f"{part}.yaml").read_text(encoding="utf-8"))["groups"]
         alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
         assert alerts
-        told = [alert["labels"]["severity"] for alert in alerts if alert["alert"] not in INHIBITING]
-        assert set(told) <= {"info", "warning"}
+        reported = [alert["labels"]["severity"] for alert in alerts if alert["alert"] not in INHIBITING]
+        assert set(reported) <= {"info", "warning"}
 
 
 def test_runbook_headings_match_the_alerts() -> None:

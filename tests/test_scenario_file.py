@@ -52,7 +52,7 @@ def test_containers_devices_and_replicas_become_holders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (changed("node: n1\n", ""), "s.yaml:1: node: is missing"),
         (changed("count: 2", "cuont: 2"), "s.yaml:3: gpus[0].cuont: is not a key here; did you mean 'count'?"),
@@ -91,8 +91,8 @@ def test_containers_devices_and_replicas_become_holders() -> None:
         ("- a\n", "s.yaml:1: the file: is a list; allowed: keys with values"),
     ],
 )
-def test_mistake_is_reported_with_file_line_key_and_allowed_values(text: str, told: str) -> None:
-    assert told in "\n".join(problems(text))
+def test_mistake_is_reported_with_file_line_key_and_allowed_values(text: str, reported: str) -> None:
+    assert reported in "\n".join(problems(text))
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

@@ -105,7 +105,7 @@ def changed(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (
             changed(METADATA, "{app: run}", "{app: 7}"),
@@ -172,10 +172,10 @@ def changed(text: str, old: str, new: str) -> str:
         ),
     ],
 )
-def test_api_section_mistake_is_reported_with_line_and_key(text: str, told: str) -> None:
+def test_api_section_mistake_is_reported_with_line_and_key(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as caught:
         scenario_file.parse(text, "s.yaml")
-    assert told in "\n".join(caught.value.problems)
+    assert reported in "\n".join(caught.value.problems)
 
 
 def test_metadata_of_pods_namespaces_and_node_is_in_the_truth() -> None:

@@ -65,12 +65,12 @@ async def test_unknown_user_costs_the_same_bcrypt_work(monkeypatch: pytest.Monke
     monkeypatch.setattr(bcrypt, "checkpw", counted)
     dear = bcrypt.hashpw(b"dear", bcrypt.gensalt(7))
     users = Passwords({"cheap": hashed().encode(), "dear": dear})
-    told = {}
+    reported = {}
     for user in ("cheap", "dear", "nobody", "", "c" * 1000):
         work.clear()
         assert await users.check(user, b"a guess") == "wrong"
-        told[user] = sum(work)
-    assert set(told.values()) == {2**7}, told
+        reported[user] = sum(work)
+    assert set(reported.values()) == {2**7}, reported
     work.clear()
     assert await users.check("cheap", PASSWORD.encode()) == "right"
     assert sum(work) == 2**7, "a correct password takes the same work"
@@ -280,5 +280,5 @@ async def test_invalid_input_is_repeated_as_text_only(agent: AgentProcess) -> No
                     assert b"<script>alert" not in answer.body or answer.values("content-type")[0].startswith(
                         ("text/plain", "application/json")
                     ), answer
-        told = json.loads((await raw(port, ask(f"/api/v1/report?window={evil}"))).body)
-        assert evil in told["error"]
+        reported = json.loads((await raw(port, ask(f"/api/v1/report?window={evil}"))).body)
+        assert evil in reported["error"]

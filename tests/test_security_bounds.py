@@ -64,9 +64,9 @@ BOMBS = {
 def test_yaml_aliases_and_nesting_are_refused_with_a_message(reader: str, bomb: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     path.write_text(BOMBS[bomb])
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         READERS[reader](path)
-    assert all(len(problem) < 2000 for problem in told.value.problems)
+    assert all(len(problem) < 2000 for problem in reported.value.problems)
 
 
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "scenario"])
@@ -109,9 +109,9 @@ async def test_api_answers_are_bounded_in_depth_and_unpacked_size(
             return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
         async with scripted(answer, tmp_path) as (client, _):
-            with pytest.raises(ApiError) as told:
+            with pytest.raises(ApiError) as reported:
                 await client.get(Request(PODS))
-        assert told.value.reason == reason
+        assert reported.value.reason == reason
 
 
 async def test_api_redirects_are_not_followed_and_the_token_is_masked(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ async def test_api_redirects_are_not_followed_and_the_token_is_masked(tmp_path: 
     async with scripted(answer, tmp_path) as (client, requests):
         with pytest.raises(ApiError, match="HTTP 302"):
             await client.get(Request(PODS))
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as reported:
             async for _ in client.watch(Request(PODS), silence_seconds=5):
                 pass
-    assert "had Bearer ..." in str(told.value)
+    assert "had Bearer ..." in str(reported.value)
     assert {request.path for request in requests} == {PODS}
 
 

@@ -99,13 +99,13 @@ def test_pipe_or_hard_link_in_place_of_the_state_file_is_not_used(tmp_path: Path
     os.mkfifo(tmp_path / "ledger.json")
     os.mkfifo(tmp_path / "ledger.json.new")
     file = StateFile(tmp_path)
-    told: list[StateError] = []
+    reported: list[StateError] = []
 
     def use() -> None:
         try:
             file.load()
         except StateError as error:
-            told.append(error)
+            reported.append(error)
         with umask(0):
             file.save({"a": 1})
         (tmp_path / "ledger.json.new").hardlink_to(victim)
@@ -115,7 +115,7 @@ def test_pipe_or_hard_link_in_place_of_the_state_file_is_not_used(tmp_path: Path
     user.start()
     user.join(30)
     assert not user.is_alive()
-    assert [one.reason for one in told] == ["state_unreadable"]
+    assert [one.reason for one in reported] == ["state_unreadable"]
     assert file.load() == {"a": 2}
     assert victim.read_text() == "untouched"
     assert oct(stat.S_IMODE(file.path.stat().st_mode)) == "0o600"

@@ -125,8 +125,8 @@ def test_log_event_is_one_printable_line(message: str, extra: str) -> None:
         assert line.isprintable()
         assert not STEERING & set(line)
     if "://" not in message + extra:
-        told = json.loads(EventFormatter(as_json=True).format(record(message, extra)))
-        assert (told["message"], told["pod"]) == (message, extra)
+        reported = json.loads(EventFormatter(as_json=True).format(record(message, extra)))
+        assert (reported["message"], reported["pod"]) == (message, extra)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

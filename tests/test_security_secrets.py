@@ -88,17 +88,17 @@ def pages(url: str, paths: tuple[str, ...], context: ssl.SSLContext | None = Non
     """Return the answers for these paths, headers included, with the password, a wrong one, and none."""
     known = base64.b64encode(f"prometheus:{WEB_PASSWORD}".encode()).decode()
     wrong = base64.b64encode(f"prometheus:{WEB_PASSWORD}-no".encode()).decode()
-    told = []
+    reported = []
     for path in paths:
         for headers in ({"Authorization": f"Basic {known}"}, {"Authorization": f"Basic {wrong}"}, {}):
             request = urllib.request.Request(url + path, headers=headers)  # noqa: S310 - our own server
             try:
                 with urllib.request.urlopen(request, timeout=20, context=context) as answer:  # noqa: S310 - as above
-                    told.append(f"{answer.headers}{answer.read().decode()}")
+                    reported.append(f"{answer.headers}{answer.read().decode()}")
             except urllib.error.HTTPError as error:
                 with error:
-                    told.append(f"{error.headers}{error.read().decode()}")
-    return "\n".join(told)
+                    reported.append(f"{error.headers}{error.read().decode()}")
+    return "\n".join(reported)
 
 
 def command_lines(pid: int) -> str:
@@ -113,14 +113,14 @@ def contents(folder: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def innocent(told: str, *hashes: str) -> None:
+def innocent(reported: str, *hashes: str) -> None:
     """Assert that a text has no secret, no hash of a password, and no pair of user and password as in HTTP."""
-    assert PLANT not in told, told[max(0, told.index(PLANT) - 300) :][:600]
-    assert not re.search(r"Basic [A-Za-z0-9+/=]{8,}|Bearer \S{8,}", told)
+    assert PLANT not in reported, reported[max(0, reported.index(PLANT) - 300) :][:600]
+    assert not re.search(r"Basic [A-Za-z0-9+/=]{8,}|Bearer \S{8,}", reported)
     for secret in (PLANT.encode(), b"prometheus:" + PLANT.encode()):
-        assert base64.b64encode(secret).decode()[:8] not in told, "no secret in base64"
+        assert base64.b64encode(secret).decode()[:8] not in reported, "no secret in base64"
     for known in hashes:
-        assert known not in told
+        assert known not in reported
 
 
 def test_agent_logs_pages_and_process_list_contain_no_secret(tmp_path: Path, echo: EchoServer) -> None:
@@ -144,15 +144,15 @@ def test_agent_logs_pages_and_process_list_contain_no_secret(tmp_path: Path, ech
     with running_agent(*options, *where, env=environment, is_fork=False) as agent:
         url = f"https://localhost:{agent.port}"
         wait_until(lambda: echo.asked, "the API was asked")
-        wait_until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is told")
+        wait_until(lambda: "kubernetes-api" in pages(url, ("/readyz",), certificates.client()), "its refusal is shown")
         web.write_text(f"basic_auth_users:\n  prometheus: {IN_A_FILE}\n")
         wait_until(lambda: any("keeping the previous" in line for line in agent.lines), "a broken file")
-        told = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
-        assert "gpu_exporter_build_info" in told, "with the password the pages have content"
+        reported = pages(url, AGENT_PAGES, certificates.client()) + command_lines(agent.process.pid)
+        assert "gpu_exporter_build_info" in reported, "with the password the pages have content"
         agent.process.terminate()
         agent.process.wait()
     assert "refused" in "\n".join(agent.lines), "the log has the API's answer"
-    innocent(told + "\n".join(agent.lines), known, known[7:])
+    innocent(reported + "\n".join(agent.lines), known, known[7:])
 
 
 def test_service_shows_no_own_or_prometheus_secret(tmp_path: Path, echo: EchoServer) -> None:
@@ -177,11 +177,11 @@ def test_service_shows_no_own_or_prometheus_secret(tmp_path: Path, echo: EchoSer
         log = tmp_path / f"log-{number}"
         with serving(log, *options, ready=False) as (process, url):
             wait_until(lambda: echo.asked > 3, "Prometheus was asked")
-            told = pages(url, SERVICE_PAGES) + command_lines(process.pid)
+            reported = pages(url, SERVICE_PAGES) + command_lines(process.pid)
         config.unlink()
-        told += log.read_text() + contents(folder)
-        assert "refused" in told, "the output has the answer of Prometheus"
-        innocent(told, known, known[7:])
+        reported += log.read_text() + contents(folder)
+        assert "refused" in reported, "the output has the answer of Prometheus"
+        innocent(reported, known, known[7:])
 
 
 async def test_prometheus_warning_is_shown_without_request_secrets(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ async def test_prometheus_warning_is_shown_without_request_secrets(tmp_path: Pat
     token.write_text(BEARER)
     given = {"token_file": token, "headers": (("X-Api-Key", HEADER),)}
     async with serving_prometheus(answer) as server, client(server.url, **given) as asked:
-        told = await asked.ask_instant("x", 1)
-    assert told.notes == ("asked with Bearer ... and ...",)
+        reported = await asked.ask_instant("x", 1)
+    assert reported.notes == ("asked with Bearer ... and ...",)
 
 
 @contextmanager

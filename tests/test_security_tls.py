@@ -26,33 +26,33 @@ async def handshake(one: Served, folder: Path, *options: str, said: str = "") ->
     return await asyncio.to_thread(openssl, *arguments, folder=folder, said=said)
 
 
-def refused(told: str) -> bool:
+def refused(reported: str) -> bool:
     """Return whether the server closed the connection after the client's hello. (asyncio sends no alert.)"""
-    said = re.search(r"has read 0 bytes and written (\d+) bytes", told)
-    return said is not None and int(said[1]) > 0 and "Cipher is (NONE)" in told
+    said = re.search(r"has read 0 bytes and written (\d+) bytes", reported)
+    return said is not None and int(said[1]) > 0 and "Cipher is (NONE)" in reported
 
 
 @pytest.mark.parametrize("version", ["-tls1", "-tls1_1"])
 async def test_tls_versions_before_1_2_are_refused(certificates: Certificates, version: str) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
         # Level 0, so that the client itself does not refuse.
-        told = await handshake(one, certificates.folder, version, "-cipher", "ALL@SECLEVEL=0")
-        assert refused(told), told
+        reported = await handshake(one, certificates.folder, version, "-cipher", "ALL@SECLEVEL=0")
+        assert refused(reported), reported
         assert "Cipher is ECDHE" in await handshake(one, certificates.folder, "-tls1_2")
         assert "Cipher is TLS_" in await handshake(one, certificates.folder, "-tls1_3")
 
 
 async def test_weak_ciphers_are_refused(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
-        told = await handshake(one, certificates.folder, "-tls1_2", "-cipher", WEAK)
-        assert refused(told), told
+        reported = await handshake(one, certificates.folder, "-tls1_2", "-cipher", WEAK)
+        assert refused(reported), reported
 
 
 async def test_client_cannot_renegotiate_or_compress(certificates: Certificates) -> None:
     async with served(web_file(certificates.folder, tls={})) as one:
-        told = await handshake(one, certificates.folder, "-tls1_2", "-comp", said="R\n")
-        assert "Compression: NONE" in told
-        assert "no renegotiation" in told, told
+        reported = await handshake(one, certificates.folder, "-tls1_2", "-comp", said="R\n")
+        assert "Compression: NONE" in reported
+        assert "no renegotiation" in reported, reported
 
 
 async def test_expired_client_certificate_is_refused(certificates: Certificates) -> None:

@@ -171,11 +171,11 @@ async def test_table_is_shown_inline(site: Running) -> None:
 async def test_every_parameter_mistake_is_reported_with_its_place_and_fix(site: Running) -> None:
     answer = await site.get("/api/v1/report?window=someday&by=namespce&filter.teams=a&limit=-1&format=pdf&series=maybe")
     assert answer.status == 400
-    told = {problem["where"]: problem for problem in answer.json()["problems"]}
-    assert set(told) == {"window", "by", "filter.teams", "limit", "format", "series"}
-    assert "did you mean 'filter.team'?" in told["filter.teams"]["fix"]
-    assert "did you mean 'namespace'?" in told["by"]["fix"]
-    assert all(problem["error"] and problem["fix"] for problem in told.values())
+    reported = {problem["where"]: problem for problem in answer.json()["problems"]}
+    assert set(reported) == {"window", "by", "filter.teams", "limit", "format", "series"}
+    assert "did you mean 'filter.team'?" in reported["filter.teams"]["fix"]
+    assert "did you mean 'namespace'?" in reported["by"]["fix"]
+    assert all(problem["error"] and problem["fix"] for problem in reported.values())
     assert answer.headers["cache-control"] == "no-store"
 
 

@@ -41,8 +41,8 @@ def test_every_path_and_parameter_is_in_the_document() -> None:
     root = document()
     assert set(root["paths"]) == {endpoint.path for endpoint in ENDPOINTS} | {path for path, _, _ in PLAIN}
     for endpoint in ENDPOINTS:
-        told = root["paths"][endpoint.path]["get"]["parameters"]
-        names = [resolved(parameter, root)["name"] for parameter in told]
+        reported = root["paths"][endpoint.path]["get"]["parameters"]
+        names = [resolved(parameter, root)["name"] for parameter in reported]
         assert names == [parameter.name for parameter in endpoint.parameters]
 
 
@@ -74,8 +74,8 @@ def test_documented_defaults_match_the_effective_ones() -> None:
     for endpoint in ENDPOINTS:
         values = read(endpoint.parameters, [], Now(1_790_000_000.0))
         for parameter in endpoint.parameters:
-            told = root["paths"][endpoint.path]["get"]["parameters"]
-            schema = next(one for ref in told if (one := resolved(ref, root))["name"] == parameter.name)["schema"]
+            reported = root["paths"][endpoint.path]["get"]["parameters"]
+            schema = next(one for ref in reported if (one := resolved(ref, root))["name"] == parameter.name)["schema"]
             if "default" in schema:
                 given = read(endpoint.parameters, [(parameter.name, _text(schema["default"]))], Now(1_790_000_000.0))
                 assert given[parameter.name] == values[parameter.name]

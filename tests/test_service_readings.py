@@ -307,11 +307,11 @@ def test_parameter_given_twice_is_refused() -> None:
 
 def test_number_of_reported_unknown_parameters_is_limited() -> None:
     pairs = [(f"wi{number}", "x") for number in range(1000)] * 2
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         read([WINDOW, BY, *FILTERS], pairs, Now(0.0))
-    assert len(told.value.problems) == 21
-    assert told.value.problems[0].startswith("wi0: unknown parameter; ")
-    assert told.value.problems[-1] == "980 more unknown parameters"
+    assert len(reported.value.problems) == 21
+    assert reported.value.problems[0].startswith("wi0: unknown parameter; ")
+    assert reported.value.problems[-1] == "980 more unknown parameters"
 
 
 async def test_client_with_many_queries_leaves_slots_for_others() -> None:

@@ -191,15 +191,15 @@ def test_alerts_have_a_colour_by_severity_on_a_terminal_only(monkeypatch: pytest
     assert not find_screen().colours
 
 
-@pytest.mark.parametrize(("severity", "told"), [("none", "nobody"), ("info", "webhook"), ("critical", "webhook")])
-def test_internal_alerts_are_not_routed_to_the_webhook(tmp_path: Path, severity: str, told: str) -> None:
+@pytest.mark.parametrize(("severity", "reported"), [("none", "nobody"), ("info", "webhook"), ("critical", "webhook")])
+def test_internal_alerts_are_not_routed_to_the_webhook(tmp_path: Path, severity: str, reported: str) -> None:
     amtool = shutil.which("amtool")
     if amtool is None:
         pytest.skip("needs amtool on the PATH: make install")
     path = tmp_path / "alertmanager.yml"
     path.write_text(ALERTMANAGER_CONFIG.format(webhook=1), encoding="utf-8")
     command = [amtool, "config", "routes", "test", f"--config.file={path}", f"severity={severity}"]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == told
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == reported
 
 
 async def test_webhook_refuses_requests_that_are_not_from_alertmanager() -> None:

@@ -54,9 +54,9 @@ def test_exported_labels_are_only_on_the_info_series() -> None:
 )
 def test_opt_out_end_is_a_valid_calendar_time(until: float | None, shown: list[float]) -> None:
     facts = dataclasses.replace(FACTS, opt_out_until_seconds=until)
-    told = rows(snapshot(held_by(facts)), "gpu_pod_alerts_off_until_timestamp_seconds")
-    assert [value for _, value in told] == shown
-    assert all(pairs["pod_name"] == "resnet-0" for pairs, _ in told)
+    reported = rows(snapshot(held_by(facts)), "gpu_pod_alerts_off_until_timestamp_seconds")
+    assert [value for _, value in reported] == shown
+    assert all(pairs["pod_name"] == "resnet-0" for pairs, _ in reported)
 
 
 def test_pod_with_invalid_annotations_counts_once_for_all_its_devices() -> None:
@@ -71,8 +71,8 @@ def test_pod_with_invalid_annotations_counts_once_for_all_its_devices() -> None:
 def test_api_source_is_exported_only_if_used_and_up_only_without_problems() -> None:
     def up(**changes: object) -> list[float]:
         view = changed(snapshot(exclusive()), **changes)
-        told = rows(view, "gpu_exporter_source_up")
-        return [value for pairs, value in told if pairs["source"] == "kubernetes-api"]
+        reported = rows(view, "gpu_exporter_source_up")
+        return [value for pairs, value in reported if pairs["source"] == "kubernetes-api"]
 
     assert up() == [1]
     assert up(metadata={"known": False}) == [0]

@@ -171,9 +171,9 @@ def test_contradictory_readings_are_counted_on_the_page(trees: Path) -> None:
             one for family in page if family.name.startswith("gpu_exporter_errors") for one in samples_of(family)
         ]
         counted.append([(dict(one.pairs), one.value) for one in samples])
-    told = ({"part": "activity", "reason": "contradiction"}, 1)
+    reported = ({"part": "activity", "reason": "contradiction"}, 1)
     assert counted[:5] == [[]] * 5, "the means need some seconds"
-    assert counted[10:] == [[told]] * 10
+    assert counted[10:] == [[reported]] * 10
 
 
 def test_failed_tick_is_counted_while_the_last_snapshot_is_shown(trees: Path) -> None:

@@ -87,7 +87,7 @@ def test_top_shows_the_state_of_a_failed_device(demo_agent: AgentProcess) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "reported"),
     [
         (("--agent", "http://127.0.0.1:9"), 1, "cannot reach the agent: connection refused"),
         (("--prometheus", "http://127.0.0.1:9", "--prometheus-retries", "0"), 1, "http://127.0.0.1:9: cannot connect"),
@@ -101,12 +101,12 @@ def test_top_shows_the_state_of_a_failed_device(demo_agent: AgentProcess) -> Non
     ],
 )
 def test_top_errors_are_one_clear_line(
-    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], code: int, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", *words]) == code
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert told in err
+    assert reported in err
 
 
 def test_top_of_a_fleet_shows_the_same_rows_as_the_agent(
@@ -248,7 +248,7 @@ def test_kubectl_plugin_shows_all_agents_and_reports_failing_ones(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "reported"),
     [
         (("why", f"data-science/{NOTEBOOK}"), 0, "GPU 3 (H100 80GB HBM3), held for "),
         (("why", "shop", "--namespace", "web"), 0, "It requests no GPU: no container has a limit of a GPU resource"),
@@ -263,11 +263,11 @@ def test_kubectl_plugin_shows_all_agents_and_reports_failing_ones(
 )
 @pytest.mark.usefixtures("cluster")
 def test_kubectl_plugin_explains_a_pod_or_a_mistake(
-    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], code: int, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kubectl_plugin.main(list(words)) == code
     out, err = capsys.readouterr()
-    assert told in (err if code else out)
+    assert reported in (err if code else out)
 
 
 def test_kubectl_plugin_without_kubectl_names_the_fix(

@@ -26,7 +26,7 @@ def gpu(number: int = 0, *, model: str = "A100") -> Gpu:
     return Gpu(uuid=f"GPU-{number}", index=number, minor=number, model=model, pci_bus_id="")
 
 
-def told(source: str, at: float, values: Values | None = None, *, number: int = 0, **facts: object) -> Reading:
+def reading_of(source: str, at: float, values: Values | None = None, *, number: int = 0, **facts: object) -> Reading:
     one = GpuReading(gpu=gpu(number, model="A100" if source == "nvml" else "GRID"), values=values or {})
     return Reading(
         source=source,
@@ -66,35 +66,37 @@ class Pair:
 
 def test_every_nvml_reading_gives_one_merged_reading() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {ENGINE: 0.1}), told("nvml", 2.0, {UTIL: 20}))
-    pair.hear(told("dcgm", 2.4, {ENGINE: 0.2}))
+    pair.hear(
+        reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.4, {ENGINE: 0.1}), reading_of("nvml", 2.0, {UTIL: 20})
+    )
+    pair.hear(reading_of("dcgm", 2.4, {ENGINE: 0.2}))
     first, second = pair.take(2.5)
     assert (dict(first.gpus[0].values), dict(second.gpus[0].values)) == (
         {UTIL: 10, ENGINE: 0.1},
         {UTIL: 20, ENGINE: 0.2},
     )
     assert pair.take(2.6) == (), "DCGM alone gives no reading while NVML answers"
-    pair.hear(told("nvml", 3.0, {UTIL: 30}))
+    pair.hear(reading_of("nvml", 3.0, {UTIL: 30}))
     assert dict(pair.take(3.1)[0].gpus[0].values) == {UTIL: 30, ENGINE: 0.2}
 
 
 def test_dcgm_reading_that_is_old_or_of_a_failed_engine_adds_nothing() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.1}, dcgm_version="4.6.0"))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.0, {ENGINE: 0.1}, dcgm_version="4.6.0"))
     assert pair.take(1.0)[0].dcgm_version == "4.6.0"
     pair.set("dcgm", SourceState.FAILED, "engine_gone")
-    pair.hear(told("nvml", 2.0, {UTIL: 10}))
+    pair.hear(reading_of("nvml", 2.0, {UTIL: 10}))
     (gone,) = pair.take(2.0)
     assert (dict(gone.gpus[0].values), gone.dcgm_version) == ({UTIL: 10}, None)
     pair.set("dcgm", SourceState.UP)
-    pair.hear(told("nvml", 4.1, {UTIL: 10}))
+    pair.hear(reading_of("nvml", 4.1, {UTIL: 10}))
     assert dict(pair.take(4.1)[0].gpus[0].values) == {UTIL: 10}
 
 
 def test_dcgm_waits_for_the_nvml_start_for_a_bounded_time() -> None:
     pair = Pair()
     pair.take(0.0)
-    pair.hear(told("dcgm", 1.0, {UTIL: 1}), told("dcgm", 2.0, {UTIL: 2}))
+    pair.hear(reading_of("dcgm", 1.0, {UTIL: 1}), reading_of("dcgm", 2.0, {UTIL: 2}))
     assert pair.take(FIRST_WAIT_SECONDS) == ()
     taken = pair.take(FIRST_WAIT_SECONDS + 1)
     assert [one.gpus[0].values[UTIL] for one in taken] == [1, 2], "the readings that arrived in that time are used"
@@ -103,19 +105,19 @@ def test_dcgm_waits_for_the_nvml_start_for_a_bounded_time() -> None:
 def test_dcgm_does_not_wait_for_an_nvml_that_failed_to_start() -> None:
     pair = Pair()
     pair.set("nvml", SourceState.FAILED, "no_driver")
-    pair.hear(told("dcgm", 1.0, {UTIL: 1}))
+    pair.hear(reading_of("dcgm", 1.0, {UTIL: 1}))
     assert [one.source for one in pair.take(1.0)] == ["dcgm"]
 
 
 def test_dcgm_continues_a_silent_nvml_from_its_last_instant_and_identity() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.4, {UTIL: 1}))
     pair.take(1.5)
-    pair.hear(told("dcgm", 2.4, {UTIL: 2}))
+    pair.hear(reading_of("dcgm", 2.4, {UTIL: 2}))
     assert pair.take(2.5) == ()
-    pair.hear(told("dcgm", 3.4, {UTIL: 3}))
+    pair.hear(reading_of("dcgm", 3.4, {UTIL: 3}))
     assert pair.take(3.5) == ()
-    pair.hear(told("dcgm", 4.4, {UTIL: 4}))
+    pair.hear(reading_of("dcgm", 4.4, {UTIL: 4}))
     taken = pair.take(4.5)
     assert [(one.instant, one.gpus[0].values[UTIL], one.source) for one in taken] == [
         (1.4, 1, "dcgm"),
@@ -129,19 +131,21 @@ def test_dcgm_continues_a_silent_nvml_from_its_last_instant_and_identity() -> No
 
 def test_dcgm_takes_over_at_once_after_nvml_death_and_yields_on_its_return() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.4, {UTIL: 1}))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.4, {UTIL: 1}))
     pair.take(1.5)
     pair.set("nvml", SourceState.DIED, "died")
-    pair.hear(told("dcgm", 2.4, {UTIL: 2}))
+    pair.hear(reading_of("dcgm", 2.4, {UTIL: 2}))
     assert [one.instant for one in pair.take(2.5)] == [1.4, 2.4]
-    pair.hear(told("nvml", 2.2, {UTIL: 22}), told("nvml", 3.2, {UTIL: 32}), told("dcgm", 3.4, {UTIL: 3}))
+    pair.hear(
+        reading_of("nvml", 2.2, {UTIL: 22}), reading_of("nvml", 3.2, {UTIL: 32}), reading_of("dcgm", 3.4, {UTIL: 3})
+    )
     taken = pair.take(3.5)
     assert [(one.instant, one.source) for one in taken] == [(3.2, "nvml")], "instants only increase"
 
 
 def test_sources_are_fresh_while_one_source_works() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0), told("dcgm", 1.0))
+    pair.hear(reading_of("nvml", 1.0), reading_of("dcgm", 1.0))
     pair.take(1.0)
     assert pair.sources.is_fresh(1.0)
     pair.set("nvml", SourceState.DIED, "died")
@@ -154,9 +158,9 @@ def test_sources_are_fresh_while_one_source_works() -> None:
 def test_errors_are_counted_once_per_source() -> None:
     pair = Pair()
     pair.nvml.errors, pair.dcgm.errors = {"hung": 1}, {"died": 2}
-    pair.hear(told("nvml", 1.0, errors={"x": 1}), told("dcgm", 1.0, errors={"x": 5}))
+    pair.hear(reading_of("nvml", 1.0, errors={"x": 1}), reading_of("dcgm", 1.0, errors={"x": 5}))
     pair.take(1.0)
-    pair.hear(told("nvml", 2.0, errors={"x": 1}))
+    pair.hear(reading_of("nvml", 2.0, errors={"x": 1}))
     taken = pair.take(2.0)
     assert pair.sources.errors == {
         ("nvml", "x"): 2,
@@ -169,56 +173,56 @@ def test_errors_are_counted_once_per_source() -> None:
 
 def test_returning_dcgm_values_are_used_before_the_next_nvml_reading() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10, ENERGY: 7}), told("dcgm", 1.1, {UTIL: 1}))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10, ENERGY: 7}), reading_of("dcgm", 1.1, {UTIL: 1}))
     assert [one.instant for one in pair.take(1.2)] == [1.0], "the engine answers without a measurement so far"
-    pair.hear(told("dcgm", 2.6, {UTIL: 1, ENGINE: 0.5}))
+    pair.hear(reading_of("dcgm", 2.6, {UTIL: 1, ENGINE: 0.5}))
     (more,) = pair.take(2.6)
     assert dict(more.gpus[0].values) == {UTIL: 10, ENERGY: 7, ENGINE: 0.5}
     assert (more.steady_seconds, more.taken_at_seconds, more.source) == (2.6, 1_800_000_002.6, "nvml")
-    pair.hear(told("dcgm", 3.6, {ENGINE: 0.6}))
+    pair.hear(reading_of("dcgm", 3.6, {ENGINE: 0.6}))
     assert pair.take(3.6) == (), "once"
-    pair.hear(told("nvml", 3.7, {UTIL: 20}))
+    pair.hear(reading_of("nvml", 3.7, {UTIL: 20}))
     assert [(one.instant, one.gpus[0].values[ENGINE]) for one in pair.take(3.7)] == [(3.7, 0.6)]
 
 
 def test_nvml_instant_older_than_the_last_one_is_dropped() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0), told("dcgm", 2.001, {ENGINE: 0.5}))
+    pair.hear(reading_of("nvml", 1.0), reading_of("dcgm", 2.001, {ENGINE: 0.5}))
     assert [one.instant for one in pair.take(2.001)] == [1.0], "merged with it, so that it is back at once"
-    pair.hear(told("dcgm", 3.0), told("nvml", 3.1), told("dcgm", 4.001, {ENGINE: 0.5}))
+    pair.hear(reading_of("dcgm", 3.0), reading_of("nvml", 3.1), reading_of("dcgm", 4.001, {ENGINE: 0.5}))
     pair.take(3.2)
-    pair.hear(told("nvml", 4.0), told("dcgm", 5.0), told("nvml", 5.1))
+    pair.hear(reading_of("nvml", 4.0), reading_of("dcgm", 5.0), reading_of("nvml", 5.1))
     assert [one.instant for one in pair.take(5.1)] == [5.1]
 
 
 def test_dcgm_return_needs_new_values_the_same_machine_and_a_started_nvml() -> None:
     hopper = Pair()
-    hopper.hear(told("nvml", 1.0, {ENGINE: 0.1}), told("dcgm", 1.0))
+    hopper.hear(reading_of("nvml", 1.0, {ENGINE: 0.1}), reading_of("dcgm", 1.0))
     hopper.take(1.0)
-    hopper.hear(told("dcgm", 1.5, {ENGINE: 0.2}))
+    hopper.hear(reading_of("dcgm", 1.5, {ENGINE: 0.2}))
     assert hopper.take(1.5) == ()
     other = Pair()
-    other.hear(told("nvml", 1.0, {UTIL: 1}), told("dcgm", 1.0, number=7))
+    other.hear(reading_of("nvml", 1.0, {UTIL: 1}), reading_of("dcgm", 1.0, number=7))
     other.take(1.0)
     for state in (SourceState.UP, SourceState.HUNG):
         other.set("nvml", state)
-        other.dcgm.readings.append(told("dcgm", 1.5, {ENGINE: 0.2}, number=7))
+        other.dcgm.readings.append(reading_of("dcgm", 1.5, {ENGINE: 0.2}, number=7))
         assert other.take(1.5) == ()
     early = Pair()
     early.take(0.0)
-    early.hear(told("dcgm", 1.0, {ENGINE: 0.2}))
+    early.hear(reading_of("dcgm", 1.0, {ENGINE: 0.2}))
     assert early.take(1.0) == ()
 
 
 def test_dcgm_return_is_detected_as_leading_and_as_only_source() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {ENGINE: 0.5}))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.0, {ENGINE: 0.5}))
     pair.take(1.0)
     pair.set("nvml", SourceState.DIED, "died")
     pair.set("dcgm", SourceState.FAILED, "dcgm_connection_lost")
     assert pair.take(2.0) == ()
-    pair.hear(told("dcgm", 3.0, {UTIL: 1}))
-    pair.hear(told("dcgm", 4.0, {ENGINE: 0.5}))
+    pair.hear(reading_of("dcgm", 3.0, {UTIL: 1}))
+    pair.hear(reading_of("dcgm", 4.0, {ENGINE: 0.5}))
     assert [one.instant for one in pair.take(4.0)] == [3.0, 4.0]
     alone = DirectSource(name="dcgm")
     sources = Sources(dcgm=alone, stale_after_seconds=3.0)
@@ -230,39 +234,39 @@ def test_dcgm_return_is_detected_as_leading_and_as_only_source() -> None:
         (5.0, SourceState.UP, {ENGINE: 0.5}),
     ):
         alone.state = state
-        alone.readings += [told("dcgm", at, values)] if values else []
+        alone.readings += [reading_of("dcgm", at, values)] if values else []
         assert len(sources.take(0.0, at)) == len(values or ()), "each reading is taken once"
 
 
 def test_dcgm_of_another_machine_is_reported_and_never_leads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "exporter.agent")
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.0, {UTIL: 90}, number=7))
     assert [one.gpus[0].gpu.uuid for one in pair.take(1.0)] == ["GPU-0"]
     _, dcgm = pair.sources.statuses
     assert (dcgm.state, dcgm.reason) == (SourceState.FAILED, "other_machine")
     assert "--dcgm-address" in dcgm.message
     pair.set("nvml", SourceState.DIED, "died")
-    pair.hear(told("dcgm", 2.0, {UTIL: 90}, number=7))
+    pair.hear(reading_of("dcgm", 2.0, {UTIL: 90}, number=7))
     assert pair.take(2.0) == ()
     assert not pair.sources.is_fresh(1.0)
     assert pair.sources.errors["dcgm", "other_machine"] == 1
     assert len(caplog.records) == 1, "logged once"
-    pair.hear(told("dcgm", 3.0, {UTIL: 9}))
+    pair.hear(reading_of("dcgm", 3.0, {UTIL: 9}))
     assert [one.gpus[0].gpu for one in pair.take(3.0)] == [gpu()]
     assert pair.sources.statuses[1].state is SourceState.UP
 
 
 def test_unusable_dcgm_readings_are_not_kept_while_nvml_is_unavailable() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 90}, number=7))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.0, {UTIL: 90}, number=7))
     pair.take(1.0)
     pair.set("nvml", SourceState.DIED, "died")
     kept = []
     for second in range(2, 602):
         values = Watched({UTIL: 90})
         kept.append(weakref.ref(values))
-        pair.hear(told("dcgm", float(second), values, number=7))
+        pair.hear(reading_of("dcgm", float(second), values, number=7))
         del values
         assert pair.take(float(second)) == ()
     assert sum(1 for one in kept if one() is not None) <= 1, "the newest may be merged with NVML's next reading"
@@ -270,7 +274,7 @@ def test_unusable_dcgm_readings_are_not_kept_while_nvml_is_unavailable() -> None
 
 def test_dcgm_alone_is_used_unchanged() -> None:
     dcgm = DirectSource(name="dcgm")
-    dcgm.readings.append(told("dcgm", 1.0, {UTIL: 1}, errors={"x": 2}))
+    dcgm.readings.append(reading_of("dcgm", 1.0, {UTIL: 1}, errors={"x": 2}))
     sources = Sources(dcgm=dcgm, stale_after_seconds=3.0)
     (one,) = sources.take(0.0, 1.0)
     assert (one.gpus[0].gpu.model, one.gpus[0].from_dcgm) == ("GRID", frozenset({UTIL}))
@@ -280,43 +284,43 @@ def test_dcgm_alone_is_used_unchanged() -> None:
 
 def test_gpu_known_only_to_nvml_is_failed_not_missing_while_nvml_is_unavailable() -> None:
     pair = Pair()
-    both = told("nvml", 1.0, {UTIL: 10})
+    both = reading_of("nvml", 1.0, {UTIL: 10})
     other = GpuReading(gpu=gpu(1), values={UTIL: 5})
-    pair.hear(replace(both, gpus=(*both.gpus, other)), told("dcgm", 1.0, {UTIL: 10}))
+    pair.hear(replace(both, gpus=(*both.gpus, other)), reading_of("dcgm", 1.0, {UTIL: 10}))
     pair.take(1.0)
     pair.set("nvml", SourceState.HUNG, "hung")
-    pair.hear(told("dcgm", 2.0, {UTIL: 11}))
+    pair.hear(reading_of("dcgm", 2.0, {UTIL: 11}))
     (alone,) = pair.take(2.0)
     assert [(one.state, one.reason) for one in alone.gpus] == [(DeviceState.UP, ""), (DeviceState.FAILED, "hung")]
 
 
 def test_engine_without_driver_makes_no_gpu_missing() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {UTIL: 10}), told("dcgm", 1.0, {UTIL: 10}))
+    pair.hear(reading_of("nvml", 1.0, {UTIL: 10}), reading_of("dcgm", 1.0, {UTIL: 10}))
     pair.take(1.0)
     pair.set("nvml", SourceState.FAILED, "driver_not_loaded")
-    pair.hear(replace(told("dcgm", 2.0), gpus=()))
+    pair.hear(replace(reading_of("dcgm", 2.0), gpus=()))
     assert pair.take(2.0) == ()
     assert not pair.sources.is_fresh(3.1)
 
 
 def test_counter_does_not_decrease_with_an_older_value_of_the_other_source() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
+    pair.hear(reading_of("nvml", 1.0, {ENERGY: 5000}), reading_of("dcgm", 1.1, {ENERGY: 4600}))
     shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
     pair.set("nvml", SourceState.DIED, "died")
     for at, energy in ((2.1, 4900), (3.1, 5400)):
-        pair.hear(told("dcgm", at, {ENERGY: energy}))
+        pair.hear(reading_of("dcgm", at, {ENERGY: energy}))
         shown += [one.gpus[0].values.get(ENERGY) for one in pair.take(at)]
     assert shown == [5000, None, None, 5400]
 
 
 def test_counter_measured_by_dcgm_before_an_outage_does_not_decrease() -> None:
     pair = Pair()
-    pair.hear(told("nvml", 1.0, {ENERGY: 5000}), told("dcgm", 1.1, {ENERGY: 4600}))
+    pair.hear(reading_of("nvml", 1.0, {ENERGY: 5000}), reading_of("dcgm", 1.1, {ENERGY: 4600}))
     shown = [one.gpus[0].values.get(ENERGY) for one in pair.take(1.2)]
     pair.set("nvml", SourceState.HUNG, "hung")
-    pair.hear(told("dcgm", 12.0, {ENERGY: 4700}), told("dcgm", 22.0, {ENERGY: 5700}))
+    pair.hear(reading_of("dcgm", 12.0, {ENERGY: 4700}), reading_of("dcgm", 22.0, {ENERGY: 5700}))
     shown += [one.gpus[0].values.get(ENERGY) for one in pair.take(22.1)]
     assert shown == [5000, None, None, 5700], "a slow field's figure may be older than the outage"
 
@@ -324,7 +328,7 @@ def test_counter_measured_by_dcgm_before_an_outage_does_not_decrease() -> None:
 def test_restarted_counter_is_shown_after_a_while() -> None:
     memory, shown = MergeMemory(), []
     for at, source, energy in ((1.0, "nvml", 9000), (2.0, "dcgm", 10), (4.0, "dcgm", 20), (4.1, "dcgm", 30)):
-        one = told(source, at, {ENERGY: energy})
+        one = reading_of(source, at, {ENERGY: energy})
         nvml, dcgm = (one, None) if source == "nvml" else (None, one)
         kept, memory = merge(nvml, dcgm, memory, patience_seconds=3.0)
         assert kept is not None
@@ -382,7 +386,7 @@ def test_instants_only_increase_and_no_reading_is_used_twice(
             taken_at = at + earlier
             if taken_at > newest[source]:  # the readings of a source arrive in their order
                 newest[source] = taken_at
-                pair.hear(told(source, taken_at, {UTIL: 1, ENERGY: taken_at * 1000}))
+                pair.hear(reading_of(source, taken_at, {UTIL: 1, ENERGY: taken_at * 1000}))
         pair.set("nvml", nvml)
         pair.set("dcgm", dcgm)
         for one in pair.take(at):

@@ -195,8 +195,8 @@ def test_all_time_and_all_energy_are_metered_once_and_no_total_falls(script: lis
         [gpu.values[ENERGY] for one in given_out for gpu in one.gpus if gpu.gpu.uuid == uuid and ENERGY in gpu.values]
         for uuid in seen(given_out)
     ]
-    joules = sum(max(told) - told[0] for told in counters if told) / 1000
-    assert all(told == sorted(told) for told in counters), "no counter decreases when the sources alternate"
+    joules = sum(max(reported) - reported[0] for reported in counters if reported) / 1000
+    assert all(reported == sorted(reported) for reported in counters), "no counter decreases when the sources alternate"
     assert sum(total.energy_joules for total in totals) == pytest.approx(joules, rel=1e-9, abs=1e-6)
 
 

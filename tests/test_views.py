@@ -97,8 +97,8 @@ def test_exclusive_holder_has_the_activity_and_memory_of_the_device(viewer: View
 def test_holder_memory_without_device_memory_is_that_of_its_processes(viewer: Viewer) -> None:
     # A compute instance among others of its GPU instance, or a board with memory of the host.
     processes = (ProcessUse(pid=101, memory_used_bytes=700 * MIB), ProcessUse(pid=103, memory_used_bytes=9 * MIB))
-    told = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}, processes=processes)
-    (view,) = views(viewer, [told], held(holder("a")))
+    reported = GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80}, processes=processes)
+    (view,) = views(viewer, [reported], held(holder("a")))
     assert view.pods[0].memory_used_bytes == 700 * MIB
     (view,) = views(viewer, [GpuReading(gpu=gpu(), values={Field.GPU_UTIL: 80})], held(holder("a")))
     assert view.pods[0].memory_used_bytes is None

@@ -32,7 +32,7 @@ from virtual_checks import Checks
 from virtual_node import Settings
 from virtual_run import Run
 
-virtual_world.LOGS_SECONDS = 0.0  # while both pods have a log directory, it cannot be told which one runs
+virtual_world.LOGS_SECONDS = 0.0  # while both pods have a log directory, the running one is unknown
 place = Path(sys.argv[2])
 board = virtual_world.Board(index=0, serial=1, model=virtual_world.MODELS[0])
 world = virtual_world.World(random=Random(3), boards=[board], directory=place, churn=0.0)

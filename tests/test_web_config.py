@@ -105,9 +105,9 @@ async def served(path: Path, snapshot: Callable[[], Snapshot | None] = page_supp
 
 
 def problems(text: str) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         parse(text, HERE)
-    return told.value.problems
+    return reported.value.problems
 
 
 def test_all_mistakes_are_reported_with_line_key_and_fix() -> None:
@@ -217,9 +217,9 @@ async def test_probes_need_no_password_and_get_only_the_status(tmp_path: Path) -
     async with served(web_file(tmp_path, users={"alice": hashed()})) as one:
         assert (await one.get("/healthz"))[:2] == (200, "ok\n")
         assert (await one.get("/health"))[:2] == (200, "ok\n")
-        told = await one.get("/readyz", auth=ALICE)
+        reported = await one.get("/readyz", auth=ALICE)
         bare = await one.get("/readyz")
-        assert bare[0] == told[0]
+        assert bare[0] == reported[0]
         assert bare[1] in {"ready\n", "not ready; the reasons need a password\n"}
     async with served(web_file(tmp_path, users={"alice": hashed()}), lambda: None) as one:
         assert "no picture of the node yet" in (await one.get("/readyz", auth=ALICE))[1]
@@ -316,13 +316,13 @@ async def test_headers_are_added_without_replacing_the_pages_own(tmp_path: Path)
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def reported(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.INFO, "exporter.web"):
         yield caplog
 
 
 async def test_new_file_applies_without_a_restart_and_a_broken_one_is_ignored(
-    certificates: Certificates, told: pytest.LogCaptureFixture
+    certificates: Certificates, reported: pytest.LogCaptureFixture
 ) -> None:
     folder = certificates.folder
     path = web_file(folder, users={"alice": hashed()})
@@ -334,7 +334,7 @@ async def test_new_file_applies_without_a_restart_and_a_broken_one_is_ignored(
         await asyncio.wait_for(one.broken.wait(), 20)
         assert (await one.get(auth=basic("alice", "another")))[0] == 200
         assert (await one.get())[0] == 401
-        assert "keeping the previous web configuration" in told.text
+        assert "keeping the previous web configuration" in reported.text
         web_file(folder, tls={}, users={"alice": hashed()})
         await one.until(200, auth=ALICE, tls=certificates.client())
         with pytest.raises(aiohttp.ClientError):

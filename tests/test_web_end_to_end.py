@@ -109,7 +109,7 @@ def _refusals(
 ) -> None:
     wrong = folder / "wrong"
     wrong.write_text("guess")
-    for code, arguments, told in (
+    for code, arguments, reported in (
         (1, (*ca,), "asks for a user and a password; give --agent-username"),
         (1, (*ca, "--agent-username", "prometheus", "--agent-password-file", str(wrong)), "asks for a user"),
         (1, user, "its certificate is not trusted"),
@@ -120,7 +120,7 @@ def _refusals(
     ):
         assert main(["report", "--agent", url, *arguments]) == code, arguments
         said = capsys.readouterr().err
-        assert told in said
+        assert reported in said
         assert PASSWORD not in said
     assert main(["report", "--agent", f"http://localhost:{agent.port}", *user]) == 1
     assert "gpu-cost-exporter:" in capsys.readouterr().err

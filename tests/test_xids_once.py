@@ -69,9 +69,9 @@ def node() -> Node:
 
 @pytest.mark.parametrize("first", ["nvml", "dcgm"])
 def test_xid_reported_by_both_sources_counts_once_in_either_order(node: Node, first: str) -> None:
-    told = [node.read(2.0, [79] if first == "nvml" else [], [79] if first == "dcgm" else [])]
-    told.append(node.read(3.0, [] if first == "nvml" else [79], [] if first == "dcgm" else [79]))
-    assert told == [1, 0], "nothing is held back"
+    reported = [node.read(2.0, [79] if first == "nvml" else [], [79] if first == "dcgm" else [])]
+    reported.append(node.read(3.0, [] if first == "nvml" else [79], [] if first == "dcgm" else [79]))
+    assert reported == [1, 0], "nothing is held back"
     node.nvml_dies()
     assert node.read(4.0, None, []) == 0
 
@@ -163,11 +163,11 @@ async def test_real_driver_and_engine_count_every_xid_once_through_an_nvml_outag
 
         async def counted(until: float) -> Counter[int]:
             """Advance to a second, then wait until the driver's own thread has delivered its events."""
-            told: Counter[int] = Counter()
+            reported: Counter[int] = Counter()
             while node.clock.seconds < until:
-                told = Counter((await node.step(node.clock.seconds + 1)).devices[0].xids)
+                reported = Counter((await node.step(node.clock.seconds + 1)).devices[0].xids)
                 await asyncio.sleep(0.12 if nvml in node.sampled else 0.0)  # the thread's beat is 0.05 s
-            return told
+            return reported
 
         assert await counted(8.0) == {31: 1}
         nvml.close()
