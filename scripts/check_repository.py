@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -66,6 +66,16 @@ REPLACEMENTS = (
     (r"(?<!there )(?-i:is none)", "unknown X, not 'X is none'"),
 )
 """Expressions that read like a translation, and the plain words for them; ``is None`` of code is allowed."""
+TEST_REPLACEMENTS = (
+    (r"who(?:ever|m)?", "holder, owner, client or kubelet"),
+    (r"nobody|somebody|someone", "no holder, no owner, or a user"),
+    (r"told|tell(?:s|ing)?|says?", "report, show, log or return"),
+    (r"whatever|all the same", "any, or still"),
+)
+"""Further expressions, in comments, docstrings and messages of assertions of ``TEST_FOLDERS``."""
+TEST_FOLDERS = frozenset({"tests", "benchmarks"})
+"""Their other strings are not checked: most are data."""
+_TABLES = frozenset({"REPLACEMENTS", "TEST_REPLACEMENTS", "NOT_IN_TEST_NAMES"})
 _VERBATIM = re.compile(r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|\]\([^)\n]*\)|^ {4,}\S.*?$", re.DOTALL | re.MULTILINE)
 """Code, quoted output and targets of links."""
 _QUOTED_CODE = re.compile(r"``[^`\n]*``|`[^`\n]*`|\{[^{}\n]*\}")
@@ -162,25 +172,42 @@ def strays(path: Path, words: list[str]) -> Iterator[str]:
             yield f"{path}:{number}: an index address; expected: versions and hashes only; remove it"
 
 
-def stilted(text: str, verbatim: re.Pattern[str] = _VERBATIM) -> Iterator[tuple[int, str, str]]:
+def stilted(
+    text: str, verbatim: re.Pattern[str] = _VERBATIM, replacements: Iterable[tuple[str, str]] = REPLACEMENTS
+) -> Iterator[tuple[int, str, str]]:
     """Yield line, expression and replacement for each expression of ``text`` that reads like a translation."""
     prose = verbatim.sub(lambda match: "\n" * match[0].count("\n"), text)
+    pairs = tuple(replacements)
     for number, line in enumerate(prose.splitlines(), start=1):
-        for pattern, plain in REPLACEMENTS:
+        for pattern, plain in pairs:
             for match in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
                 yield number, match[0], plain
 
 
-def spoken(text: str) -> str:
-    """Return comments, docstrings and strings of a module on their lines, without the tables of this check."""
+def messages(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """Yield the places of docstrings and of the messages of assertions: line and column."""
+    for node in ast.walk(tree):
+        found = node.value if isinstance(node, ast.Expr) else node.msg if isinstance(node, ast.Assert) else None
+        if isinstance(found, ast.Constant | ast.JoinedStr):
+            yield found.lineno, found.col_offset
+
+
+def spoken(text: str, *, with_data: bool = True) -> str:
+    """Return the texts of a module on their lines: comments, docstrings and strings, without the tables of this check.
+
+    Without data, the only strings are docstrings and the messages of assertions.
+    """
+    tree = ast.parse(text)
     table: set[int] = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in {"REPLACEMENTS", "NOT_IN_TEST_NAMES"}:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _TABLES:
             table.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    places = frozenset(messages(tree))
+    strings = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     lines = [""] * (text.count("\n") + 1)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in kinds and token.start[0] not in table:
+        is_text = token.type in strings and (with_data or token.start in places)
+        if (is_text or token.type == tokenize.COMMENT) and token.start[0] not in table:
             for number, line in enumerate(token.string.split("\n"), start=token.start[0] - 1):
                 lines[number] += f" {line}"
     return "\n".join(lines)
@@ -197,6 +224,8 @@ def language(path: Path) -> Iterator[str]:
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".md":
         found = stilted(text)
+    elif path.suffix == ".py" and path.parts[0] in TEST_FOLDERS:
+        found = stilted(spoken(text, with_data=False), _QUOTED_CODE, (*REPLACEMENTS, *TEST_REPLACEMENTS))
     else:
         found = stilted(spoken(text) if path.suffix == ".py" else text, _QUOTED_CODE)
     for number, words, plain in found:
@@ -259,7 +288,7 @@ def main() -> int:
     findings += overgrown(files)
     findings += namesakes(files)
     pages = [path for path in files if path.suffix == ".md" and (path.parts[0] == "docs" or path == Path("README.md"))]
-    modules = [path for path in files if path.suffix == ".py" and path.parts[0] not in {"tests", "benchmarks"}]
+    modules = [path for path in files if path.suffix == ".py"]
     manuals = [
         path for path in files if path.suffix == ".md" and path.parts[0] in {"contrib", "deploy", "CONTRIBUTING.md"}
     ]

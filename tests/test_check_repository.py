@@ -65,6 +65,17 @@ def test_language_of_a_module_is_that_of_comments_docstrings_and_strings(
         "new.py:10: \"is none\": write unknown X, not 'X is none'",
         'new.py:12: "was told": write is reported, is shown or is logged',
     ]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "new.py").write_text(
+        f"{MODULE.replace('A long text', 'Who is long')}\nassert 'mend', 'nobody knows'\n", encoding="utf-8"
+    )
+    assert list(check_repository.language(Path("tests/new.py"))) == [
+        'tests/new.py:1: "anew": write again',
+        'tests/new.py:4: "goes on": write continue',
+        'tests/new.py:8: "Who": write holder, owner, client or kubelet',
+        "tests/new.py:10: \"is none\": write unknown X, not 'X is none'",
+        'tests/new.py:14: "nobody": write no holder, no owner, or a user',
+    ]
 
 
 def test_language_of_manifests_scripts_and_build_files_is_checked_too(
