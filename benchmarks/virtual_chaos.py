@@ -1,7 +1,7 @@
 """Years of faults in minutes: the agent's real tick, meters, ledger and pages against a node with a known truth.
 
 A seed gives a schedule of faults, all in virtual time: no process, no sleep. The books are compared with the truth
-after every tick: every GPU-second has one owner, shown counters never decrease, unseen time is unknown, and money is
+after every tick. Every GPU-second has one owner, shown counters never decrease, unseen time is unknown, and money is
 seconds times the price of their time.
 
 python benchmarks/virtual_chaos.py [--seeds N] [--first SEED] [--faults N]

@@ -33,8 +33,8 @@ def relevant(path: Path, folder: Path, *, thorough: bool = False) -> tuple[Path,
     """Write copies of a file of unit tests with only the rules that its cases can observe.
 
     Every evaluation costs every rule, and most cases need a few: those between a series of the case and its queries.
-    One engine is tested thoroughly. Others can only differ in an expression: for them each alert fires, is silent and
-    is silent again, and each query has its answer, in at least one case.
+    One engine is tested thoroughly. Others can only differ in an expression. For them, each alert fires, is silent
+    and is silent again in at least one case, and each query has its answer.
 
     Args:
         path: File of the unit tests, in the form of promtool.

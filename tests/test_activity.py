@@ -382,7 +382,7 @@ def test_instance_codecs_count_for_their_gpu() -> None:
 
 
 def test_partitioned_gpu_is_not_idle_while_one_instance_is_unknown() -> None:
-    """Its engine counter does not show the decoders of an instance that has just been created."""
+    """The GPU's engine counter does not show the decoders of an instance that has just been created."""
     gpu = Gpu(uuid="G", index=0, minor=0, model="H100", pci_bus_id="0", mig_enabled=True, compute_slices=7)
     idle, busy = (Judgement(activity=Activity(ratio=ratio, source=ActivitySource.ENGINE)) for ratio in (0.01, 0.4))
     unknown = Judgement(activity=None, reason="no_source")

@@ -381,7 +381,7 @@ def test_judge_converts_a_timestamp_with_a_clock_step_within_the_sample(
 def test_judge_gpu_with_an_unmeasured_instance_must_only_not_be_idle(
     *, ratio: float, missing: int, wrong: bool
 ) -> None:
-    """Its own counters show the engine and no codec, and an instance is unmeasured right after a new layout."""
+    """The GPU's own counters show the engine and no codec, and an instance is unmeasured right after a new layout."""
     judge = judge_of()
     (gpu,) = (gpu for gpu in judge.world.at(10.0).gpus if gpu.instances)
     infos = [f'gpu_info{{uuid="{part.uuid}",parent_uuid="{gpu.uuid}"}} 1' for part in gpu.instances]

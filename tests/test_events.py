@@ -98,7 +98,7 @@ def test_mig_event_triggers_an_early_layout_reading() -> None:
 
 
 def test_recreated_mig_instance_has_no_mean_across_its_recreation() -> None:
-    """Its decoder was busy before and after; the difference of the counters is near 0."""
+    """The decoder was busy before and after; the difference of the counters is near 0."""
     before, after = (partitioned(instance(1, load_integral=load(decode=seconds))) for seconds in (50.0, 50.01))
     with running(before) as node:
         assert DECODERS[0] in node.instance_values()

@@ -118,7 +118,7 @@ def test_mean_does_not_cover_device_downtime(fault: Fault) -> None:
 
 
 def test_mean_does_not_cover_the_absence_of_an_instance() -> None:
-    """It returns under its UUID, and its counters have restarted and happen to be as high as before."""
+    """The instance returns under its UUID; its counters have restarted and happen to be as high as before."""
     with simulated(partitioned(instance(1), instance(2)), init=False) as node:
         simulated_driver.fail("nvmlEventSetCreate", pynvml.NVML_ERROR_NOT_SUPPORTED)
         source = NvmlSource(READ)

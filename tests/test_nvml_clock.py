@@ -113,7 +113,7 @@ def readings_between_silences() -> Iterator[GpuReading]:
 
 
 def test_processes_are_not_polled_sooner_after_a_driver_hang_in_a_sample() -> None:
-    """Its process samples cover the time since its last answer; in a fifth of a second they have one process only."""
+    """The process samples cover the time since the driver's last answer; in 0.2 s they have one process only."""
     for reported in readings_between_silences():
         assert reported.processes is not None
         assert all(one.sm_ratio is None or one.sm_ratio > 0.2 for one in reported.processes)

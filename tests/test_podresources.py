@@ -560,7 +560,7 @@ async def test_second_kubelet_restart_requires_two_answers_again(
 async def test_restarted_kubelet_with_only_static_pods_is_starting(
     server: KubeletServer, path: Path, node: Node
 ) -> None:
-    """It reads them from files; all others come from the API server, which may be down for long."""
+    """A kubelet reads static pods from files; all others come from the API server, which may be down for long."""
     outside = KubeletClient(str(path), node_name="Node-1")
     node.others = (("kube-system", "proxy-node-1", "main"),)
     assert pods_of(await outside.fetch(NOW)) == {"train"}

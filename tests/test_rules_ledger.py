@@ -200,7 +200,7 @@ def test_outage_of_25_and_a_half_hours_loses_nothing_of_existing_owners(tmp_path
 def test_hours_unrecorded_for_more_than_a_day_are_in_the_next_one(
     tmp_path: Path, missing: float, forgotten: set[str]
 ) -> None:
-    """As with queries of an hour that take too long. After 26 hours ledgers are unknown: new owners begin then."""
+    """The queries of an hour can take too long. After 26 hours ledgers are unknown: new owners begin then."""
     owners = Owner("j", 1.0, 1e9), Owner("k", 9000.0, 1e9)
     world = World({"steady": (Ledger("l", owners, shown()),), "old agent": (Ledger("l", owners, shown(), WEEKS),)})
     with engine(tmp_path, "prometheus") as recorder:
@@ -219,7 +219,7 @@ def test_hours_unrecorded_for_more_than_a_day_are_in_the_next_one(
 def test_server_stopped_between_the_rules_of_an_hour_loses_nothing(
     tmp_path: Path, program: str, stored: int, hours: int
 ) -> None:
-    """For some hours it stores only the first rules: every other rule has them in the next hour that it records."""
+    """For some hours the server stores only the first rules: every other rule has them in its next hour."""
     world = cases(7 * HOUR)
     with engine(tmp_path, program) as recorder:
         Run(hours=7.4, cut=((7500.0, 7500.0 + hours * HOUR),), cut_after=stored).drive(world, recorder)

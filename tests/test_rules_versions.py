@@ -87,8 +87,8 @@ LATER = {
     ("waste_guards", "150m"): "153m",
     ("waste_guards", "156m"): "159m",
 }
-"""Times of vmalert. It sees the record of a rule one turn later, so a chain of rules takes as many turns;
-a recorded series that ends can stay for 5 minutes.
+"""Times of vmalert. It sees the record of a rule one turn later, so a chain of rules takes as many turns.
+A recorded series that ends can stay for 5 minutes.
 """
 MINUTES = frozenset({"exporter_nodes"})
 """Unit tests that need the interval of the real rules: a record that reads itself must be as recent as its turns."""

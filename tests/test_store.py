@@ -61,7 +61,7 @@ def test_closed_day_is_read_unchanged(tmp_path: Path) -> None:
 
 
 def test_cost_and_energy_of_a_line_without_seconds_are_stored(tmp_path: Path) -> None:
-    """For example, of processes without a pod on a held GPU: their energy is paid, the time is the pod's."""
+    """Such lines come from processes without a pod on a held GPU: their energy is paid, the time is the pod's."""
     held = LineKey(namespace="ml", kind="Job", workload="w", model="H100", mode="exclusive")
     nobody = LineKey(kind="Unattributed", model="H100", mode="exclusive")
     other_model = nobody._replace(model="T4")

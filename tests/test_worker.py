@@ -149,7 +149,7 @@ async def test_a_silent_child_is_killed_counted_and_replaced(tmp_path: Path) -> 
 
 
 async def test_child_is_not_killed_for_a_pause_of_the_agent() -> None:
-    """As after a stop by a machine, a container or a debugger; readings of that time are not lost."""
+    """A machine, a container or a debugger can stop the agent; readings of that time are not lost."""
     async with working(script(STEADY), deadline_seconds=0.3) as one:
         await until(lambda: one.status.state is SourceState.UP)
         child_before = one.pid
