@@ -107,7 +107,7 @@ def test_failing_engine_removes_only_its_own_values(tmp_path: Path) -> None:
         shown = agent.get("/")[1]
         assert "is paused, for the whole host engine" in shown
         assert "dcgmi profile --resume" in shown
-        page = agent.until(lambda page: len(of_instances(page)) == INSTANCES, "profiling goes on")
+        page = agent.until(lambda page: len(of_instances(page)) == INSTANCES, "profiling continues")
         assert not matching(page, "gpu_profiling_state", state="paused")
         assert "is paused" not in agent.get("/")[1]
 

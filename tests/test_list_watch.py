@@ -329,7 +329,7 @@ async def test_unexpected_parser_error_is_reported_and_recovered(world: World) -
     async with following(world.client, parse=parse) as pods:
         await until(lambda: pods.known, "listed")
         world.put(pod("a"), pod("b"))
-        await until(lambda: pods.errors.get("unexpected", 0) >= 3, "met again and again")
+        await until(lambda: pods.errors.get("unexpected", 0) >= 3, "met repeatedly")
         assert "ZeroDivisionError" in pods.problem
         assert set(pods.items) == {A}
         world.put(pod("a"), pod("c"))
