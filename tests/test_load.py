@@ -162,7 +162,7 @@ def test_dropped_connections_are_counted(agent: AgentProcess) -> None:
     counter = 'gpu_exporter_errors_total{part="http",reason="made_way"}'
     with crowd(agent.port, *CROWDS["silent"]):
         before = agent.series().get(counter, 0)
-        agent.until(lambda page: page.get(counter, 0) > before + 100, "closed idle connections")
+        agent.until(lambda page: page.get(counter, 0) > before + 100, "closed connections")
 
 
 @pytest.mark.parametrize("descriptors", [256, 40])

@@ -266,7 +266,7 @@ def test_the_page_of_an_agent_shows_a_hung_gpu_down_and_the_others_up(tmp_path: 
 
     with running_agent("--simulate", str(path), "--sample-interval", "500ms") as agent:
         agent.until(lambda page: up(page) == [1, 1], "two GPUs")
-        page = agent.until(lambda page: up(page) == [1, 0], "the other GPU is read again")
+        page = agent.until(lambda page: up(page) == [1, 0], "the other GPU continues")
         assert len(matching(page, "gpu_pod_share_ratio")) == 2
         agent.until(lambda page: up(page) == [1, 1], "the GPU is back")
 
