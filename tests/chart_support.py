@@ -168,7 +168,7 @@ class _StrictLoader(LOADER):
     def construct_mapping(self, node: yaml.MappingNode, *, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if len(keys) > len(set(keys)):
-            raise yaml.constructor.ConstructorError(None, None, f"a duplicate key: {keys}", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"a key appears twice: {keys}", node.start_mark)
         return dict(super().construct_mapping(node, deep=deep))
 
 
