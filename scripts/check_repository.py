@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -91,13 +93,25 @@ def tracked() -> list[Path]:
     return [Path(name) for name in listing.split("\0") if name and (ROOT / name).is_file()]
 
 
+@cache
+def source_of(path: Path) -> str:
+    """Return the text of a file, which is read once."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(text: str) -> ast.Module:
+    """Return the syntax tree of a module, which is parsed once."""
+    return ast.parse(text)
+
+
 def oversized(path: Path) -> Iterator[str]:
     """Report the module and the functions of ``path`` that exceed the limits."""
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = source_of(path)
     lines = text.count("\n")
     if lines >= MODULE_LINES:
         yield f"{path}: {lines} lines; expected: fewer than {MODULE_LINES}; split it by responsibility"
-    for node in ast.walk(ast.parse(text, filename=str(path))):
+    for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.lineno + 1
             if length >= FUNCTION_LINES:
@@ -106,9 +120,9 @@ def oversized(path: Path) -> Iterator[str]:
 
 def lines_of(path: Path) -> tuple[int, int]:
     """Return the number of lines of code of a module, and of docstrings and comments."""
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = source_of(path)
     docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     code, comments = set(), set()
@@ -139,7 +153,7 @@ def namesakes(files: list[Path]) -> Iterator[str]:
     homes: dict[str, list[str]] = {}
     for path in files:
         if path.parts[0] in CEILINGS and path.parts[0] != "benchmarks" and path.suffix == ".py":
-            for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+            for node in tree_of(source_of(path)).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(path))
     for name, paths in sorted(homes.items()):
@@ -161,8 +175,11 @@ def machine_words() -> list[str]:
 def strays(path: Path, words: list[str]) -> Iterator[str]:
     """Report the lines of ``path`` that name this machine, or contain an address in requirements."""
     try:
-        text = (ROOT / path).read_text(encoding="utf-8")
+        text = source_of(path)
     except UnicodeDecodeError:
+        return
+    words = [word for word in words if word in text]
+    if not words and path.parts[0] != "requirements":
         return
     for number, line in enumerate(text.splitlines(), start=1):
         for word in words:
@@ -172,12 +189,20 @@ def strays(path: Path, words: list[str]) -> Iterator[str]:
             yield f"{path}:{number}: an index address; expected: versions and hashes only; remove it"
 
 
+@cache
+def any_of(replacements: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+    """Return the pattern of all expressions to replace."""
+    return re.compile("|".join(rf"\b(?:{pattern})\b" for pattern, _ in replacements), re.IGNORECASE)
+
+
 def stilted(
     text: str, verbatim: re.Pattern[str] = _VERBATIM, replacements: Iterable[tuple[str, str]] = REPLACEMENTS
 ) -> Iterator[tuple[int, str, str]]:
     """Yield line, expression and replacement for each expression of ``text`` that reads like a translation."""
-    prose = verbatim.sub(lambda match: "\n" * match[0].count("\n"), text)
     pairs = tuple(replacements)
+    if not any_of(pairs).search(text):
+        return
+    prose = verbatim.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(prose.splitlines(), start=1):
         for pattern, plain in pairs:
             for match in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
@@ -197,7 +222,7 @@ def spoken(text: str, *, with_data: bool = True) -> str:
 
     Without data, the only strings are docstrings and the messages of assertions.
     """
-    tree = ast.parse(text)
+    tree = tree_of(text)
     table: set[int] = set()
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _TABLES:
@@ -221,25 +246,27 @@ def is_text(path: Path) -> bool:
 
 def language(path: Path) -> Iterator[str]:
     """Report the expressions to replace in a page, in the texts of a module, or in another text."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    if path.suffix == ".md":
-        found = stilted(text)
-    elif path.suffix == ".py" and path.parts[0] in TEST_FOLDERS:
-        found = stilted(spoken(text, with_data=False), _QUOTED_CODE, (*REPLACEMENTS, *TEST_REPLACEMENTS))
-    else:
-        found = stilted(spoken(text) if path.suffix == ".py" else text, _QUOTED_CODE)
+    text = source_of(path)
+    in_tests = path.suffix == ".py" and path.parts[0] in TEST_FOLDERS
+    replacements = (*REPLACEMENTS, *TEST_REPLACEMENTS) if in_tests else REPLACEMENTS
+    if not any_of(replacements).search(text):
+        return
+    if path.suffix == ".py":
+        text = spoken(text, with_data=not in_tests)
+    found = stilted(text, _VERBATIM if path.suffix == ".md" else _QUOTED_CODE, replacements)
     for number, words, plain in found:
         yield f'{path}:{number}: "{words}": write {plain}'
 
 
 def unreadable(path: Path) -> Iterator[str]:
     """Report the names of tests that are too long, or in words that the language check refuses."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            if len(node.name) > TEST_NAME_LENGTH:
-                yield f"{path}:{node.lineno}: {node.name}: {len(node.name)} characters; at most {TEST_NAME_LENGTH}"
-            for word in sorted(NOT_IN_TEST_NAMES & set(node.name.split("_"))):
-                yield f"{path}:{node.lineno}: {node.name}: '{word}'; write test_<subject>_<behaviour> in plain words"
+    for number, line in enumerate(source_of(path).splitlines(), start=1):
+        if found := re.match(r"\s*(?:async )?def (test_\w+)", line):
+            name = found[1]
+            if len(name) > TEST_NAME_LENGTH:
+                yield f"{path}:{number}: {name}: {len(name)} characters; at most {TEST_NAME_LENGTH}"
+            for word in sorted(NOT_IN_TEST_NAMES & set(name.split("_"))):
+                yield f"{path}:{number}: {name}: '{word}'; write test_<subject>_<behaviour> in plain words"
 
 
 def words_of(page: str) -> int:
@@ -251,19 +278,24 @@ def words_of(page: str) -> int:
 def wordy(pages: list[Path]) -> Iterator[str]:
     """Report a documentation that is longer than its ceiling."""
     counted = [page for page in pages if page.as_posix() not in NOT_COUNTED]
-    total = sum(words_of((ROOT / page).read_text(encoding="utf-8")) for page in counted)
+    total = sum(words_of(source_of(page)) for page in counted)
     if total > DOCS_WORDS:
         yield f"docs/: {total} words; expected: at most {DOCS_WORDS}; shorten pages, or move results to benchmarks"
 
 
+def read_yaml(path: Path) -> Any:  # noqa: ANN401 - YAML of any shape
+    """Return the document of a file."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
 def unproven(root: Path) -> Iterator[str]:
     """Report the alerts without a heading in the runbook, or without a test in which they fire or are silent."""
-    rules = yaml.safe_load((root / "rules" / "prometheus-rules.yaml").read_text(encoding="utf-8"))
+    rules = read_yaml(root / "rules" / "prometheus-rules.yaml")
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
     runbook = (root / "docs" / "runbook.md").read_text(encoding="utf-8")
     fires, silent = set(), set()
     for path in sorted((root / "tests" / "rules").glob("*.yaml")):
-        for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+        for test in read_yaml(path)["tests"]:
             for one in test.get("alert_rule_test", ()):
                 (fires if one.get("exp_alerts") else silent).add(one["alertname"])
     headings = set(re.findall(r"^#+ (\w+)$", runbook, re.MULTILINE))
