@@ -377,5 +377,5 @@ async def test_connection_limits_are_logged_once_per_minute(caplog: pytest.LogCa
             assert await (await one.client()).rest() == b""
         await asyncio.sleep(1.5)
     assert [record.getMessage() for record in caplog.records] == [
-        "many or slow clients: 0 connections made way for others, 0 were answered 503, 1 took too long"
+        "many or slow clients: 0 closed for others, 0 refused with 503, 1 timed out"
     ]

@@ -95,10 +95,10 @@ def test_owners_are_sorted_by_cost_and_the_unallocated_row_is_last() -> None:
 
 def test_namespaces_are_the_owners_without_metadata_and_the_page_shows_the_fix() -> None:
     text = read(made.snapshot(made.held(0, "a"))).text
-    assert "Namespaces pay: pod metadata is off. --kube-metadata on tells workloads, teams and queues." in text
+    assert "Namespaces are charged: pod metadata is off. --kube-metadata on adds workloads, teams and queues." in text
     assert "ml namespace" in text
-    assert "Namespaces pay" not in made.fragment(known(made.held(0, "a")))
-    assert "Namespaces pay" not in made.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
+    assert "Namespaces are charged" not in made.fragment(known(made.held(0, "a")))
+    assert "Namespaces are charged" not in made.fragment(made.snapshot(made.held(0, "a"), attribution={"source": ""}))
 
 
 def test_long_owner_list_is_truncated_with_a_sum_of_the_rest() -> None:

@@ -1,4 +1,4 @@
-"""Protects an HTTP server: TLS, passwords, headers, and new files of all three without a restart."""
+"""Protects an HTTP server with TLS, passwords and headers; reloads their files without a restart."""
 
 import asyncio
 import base64
@@ -22,24 +22,24 @@ from exporter.errors import ConfigError
 
 LOG = logging.getLogger("exporter.web")
 POLL_SECONDS = 5.0
-"""Between two checks of the files."""
+"""Seconds between two checks of the files."""
 ALIVE, READY = "/healthz", "/readyz"
 ALIVE_TOO = "/health"
-"""What the probes of dcgm-exporter's own DaemonSet ask, in which the agent may run."""
+"""Path that the probes of dcgm-exporter's DaemonSet request; the agent can run in that DaemonSet."""
 MOST_REMEMBERED = 100
 MOST_WAITING = 16
 _READINESS = {200: "ready", 503: "not ready; the reasons need a password"}
 _CHALLENGE = 'Basic realm="gpu-cost-exporter", charset="UTF-8"'
 _MOST_BYTES = 72
-"""Of a password: all that bcrypt reads, and Go's toolkit as well."""
-# Of a random password. An unknown user's is compared with it, so that the answer takes as long.
+"""Bytes of a password that bcrypt reads, also in Prometheus' exporter-toolkit."""
+# Salt and hash of a random password. The password of an unknown user is compared with it, for an equal response time.
 _DECOY = "Ro0CUfOqk6cXEKf3dyaM7OhSCvnwM9s4wIX9JeLapKK5YdLCKxBlm"
 
 Verdict = Literal["right", "wrong", "busy"]
 
 
 class Passwords:
-    """Users with their hashes. A password that was right is recognised later without bcrypt.
+    """Checks passwords of users. A password that was right is recognised later without bcrypt.
 
     Args:
         users: Bcrypt hash by user, as ``$2y$10$...``; not empty.
@@ -66,7 +66,7 @@ class Passwords:
         return await self.check(user.decode("utf-8", "replace"), password)
 
     async def check(self, user: str, password: bytes) -> Verdict:
-        """Check whether the user has this password; busy while too many others wait for the same."""
+        """Check the password of a user; busy while too many other checks wait."""
         known = self._users.get(user, self._decoy)
         mark = self._mark(user, known, password)
         if mark in self._right:
@@ -87,14 +87,14 @@ class Passwords:
         return "right"
 
     def _mark(self, user: str, known: bytes, password: bytes) -> bytes:
-        """Return what is remembered: with a key of this process, so that its memory has no digest to guess from."""
+        """Return the digest to remember; the key exists only in this process, so a digest alone allows no guesses."""
         parts = (user.encode("utf-8", "surrogatepass"), known, password)
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hmac.digest(self._key, message, hashlib.sha256)
 
 
 def _is_equal(password: bytes, known: bytes, most_cost: int) -> bool:
-    """Return whether the hash is of this password, after the work of the most expensive hash, whichever this is."""
+    """Return whether the password matches the hash. Every check costs as much as the most expensive hash."""
     asked = password[:_MOST_BYTES]
     try:
         is_equal = bcrypt.checkpw(asked, known)
@@ -115,14 +115,14 @@ def _decoy(cost: int) -> bytes:
 
 
 class WebAccess:
-    """The web configuration as it is now.
+    """Applies the current web configuration.
 
     Args:
-        load: Reads the file and all that it names; raises ConfigError.
-        prefix: Of the application's paths behind a proxy.
+        load: Reads the file and the files that it names; raises ConfigError.
+        prefix: Prefix of the application's paths behind a proxy.
 
     Raises:
-        ConfigError: It has mistakes.
+        ConfigError: The configuration has mistakes.
     """
 
     def __init__(self, load: Callable[[], WebSettings], prefix: str = "") -> None:
@@ -136,11 +136,11 @@ class WebAccess:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """Secures the next connections; those that are open keep theirs. ``None``: plain HTTP."""
+        """TLS context of new connections; open connections keep theirs. ``None``: plain HTTP."""
         return self.settings.tls.context if self.settings.tls else None
 
     def _read(self) -> tuple[WebSettings, object]:
-        # The file itself names the files to check: it is read twice, so that no change in between goes unseen.
+        # The file names the files to check. A second read catches a change between the first read and the check.
         seen = _state(self._load().files)
         return self._load(), seen
 
@@ -151,7 +151,7 @@ class WebAccess:
             LOG.warning("%s", warning)
 
     async def watch(self, failed: Callable[[], None], interval_seconds: float = POLL_SECONDS) -> None:
-        """Read the files again whenever they have changed, until cancelled; ``failed`` counts a broken one."""
+        """Reload the files after each change, until cancelled; ``failed`` counts an invalid configuration."""
         while True:
             await asyncio.sleep(interval_seconds)
             seen = await asyncio.to_thread(_state, self.settings.files)
@@ -171,12 +171,12 @@ class WebAccess:
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer only clients that may ask; a middleware of an application."""
+        """Answer authorised clients only; a middleware of the application."""
         path = request.path.removeprefix(self._prefix)
         refused = None if path in {ALIVE, ALIVE_TOO} else await self._refusal(request)
         response = await handler(request) if refused is None or path == READY else refused
         if refused is not None and path == READY and response.status in _READINESS:
-            # The kubelet has no password, and needs the status alone.
+            # The kubelet has no password and needs only the status.
             response = plain(response.status, _READINESS[response.status])
         for name, value in self.settings.headers.items():
             response.headers.setdefault(name, value)
@@ -198,20 +198,20 @@ class WebAccess:
 
 
 def _names(request: web.Request) -> frozenset[str]:
-    """Return the alternative names of the client's certificate."""
+    """Return the subject alternative names of the client's certificate."""
     found = request.transport.get_extra_info("peercert") if request.transport else None
     names = found.get("subjectAltName", ()) if isinstance(found, dict) else ()
     return frozenset(str(name) for _, name in names)
 
 
 def plain(status: int, words: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a response of plain text, mostly of one line."""
+    """Return a response of plain text with a final line break."""
     body = f"{words}\n".encode("utf-8", "replace")
     return web.Response(body=body, status=status, headers=headers, content_type="text/plain", charset="utf-8")
 
 
 def address_of(peer: object) -> IPv4Address | IPv6Address | None:
-    """Return the address of a peer, as a transport has it; that of IPv4 where IPv6 only carries it."""
+    """Return the address of a transport's peer; an IPv4-mapped IPv6 address becomes IPv4."""
     if not isinstance(peer, tuple) or not peer:
         return None
     try:
@@ -222,7 +222,7 @@ def address_of(peer: object) -> IPv4Address | IPv6Address | None:
 
 
 def _state(files: tuple[Path, ...]) -> object:
-    """Return what changes when one of the files does; a file that cannot be read is not in it."""
+    """Return a value that changes with each change of a file, without the unreadable files."""
     states = []
     for path in files:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Serves an aiohttp application on one socket: bounds for all clients together, deadlines for each connection."""
+"""Serves an aiohttp application on one socket, with limits for all clients and deadlines for each connection."""
 
 import asyncio
 import contextlib
@@ -27,34 +27,34 @@ from exporter.web.access import ALIVE, ALIVE_TOO, READY, WebAccess, plain
 
 LOG = logging.getLogger("exporter.http")
 PROBES: Final = (ALIVE, ALIVE_TOO, READY)
-"""Always answered: a kubelet that restarts a busy agent does not make it less busy."""
+"""Paths that are answered beyond every limit: a restart by the kubelet does not help a busy agent."""
 RESERVED_DESCRIPTORS = 128
-"""For files, children, the kubelet and the API: many clients must not cost the agent its sources."""
+"""File descriptors for files, child processes, the kubelet and the API, which clients cannot use."""
 BACKLOG = 1024
-"""Connections in the kernel's queue; the client of one that the kernel drops tries again after a second."""
+"""Connections in the kernel's queue. If the kernel drops one, its client retries after a second."""
 SEND_BYTES = 131_072
-"""The kernel's buffer for a client that does not read (the kernel doubles it); by default it grows to megabytes."""
+"""Size of the kernel's send buffer per client; the kernel doubles it. The default size grows to megabytes."""
 UNREAD_SECONDS = 10
-"""Until the kernel resets the connection of a client that reads nothing of its answer."""
+"""Seconds until the kernel resets the connection of a client that does not read its response."""
 PIECE_BYTES = 65_536
-"""A longer answer is sent piece by piece, so that a client that does not read holds no copy of it."""
+"""Longer responses are sent in pieces, so that a client that does not read causes no copy in memory."""
 RETRY_SECONDS = 1
 SWEEP_SECONDS = 1.0
 LOG_SECONDS = 60.0
-"""Between two lines of the log about clients."""
+"""Seconds between two log lines about clients."""
 FRESH_SECONDS = 0.05
-"""Seconds for a new client to send its request, before its connection can be closed for another one."""
+"""Seconds for a new client to send its request, before its connection can be closed for another client."""
 STALLED_SECONDS = 1.0
-"""Seconds without progress of a response, after which its connection can be closed for another one."""
+"""Seconds in the same state, after which a connection can be closed for another client."""
 PAUSE_SECONDS = 0.01
 """Seconds until the next attempt to accept a connection, if none can be closed."""
 _ACCEPTED_ONCE = 16
 _MADE_WAY_ONCE = 4
-"""The number of waiting clients is unknown: few lose a place in vain, and a flood costs few turns."""
+"""Connections that are closed at once for waiting clients, whose number is unknown."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: the kernel drops what is not sent yet."""
+"""Value of SO_LINGER: the kernel drops unsent data and resets the connection."""
 State = Literal["head", "body", "making", "sending", "idle"]
-"""What a connection waits for: the head of a request, its body, its answer, the client to take it, another request."""
+"""State of a connection: reads a head, reads a body, makes the response, sends it, waits for the next request."""
 _HEADERS = {
     hdrs.SERVER: "gpu-cost-exporter",
     hdrs.CACHE_CONTROL: "no-store",
@@ -62,44 +62,44 @@ _HEADERS = {
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "no-referrer",
 }
-"""Of every answer that has none of its own by that name; none names a version of what the program is made of."""
+"""Headers that a response gets if it does not set them; no header shows a library or its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one server: of all clients together, or of each connection where the field says so."""
+    """Limits of one server: ``connections`` and ``answers`` over all clients, the rest per connection or request."""
 
     connections: int = 128
-    """Open connections. One with TLS takes some 0.7 MiB."""
+    """Maximum number of open connections. A connection with TLS uses about 0.7 MiB."""
     answers: int = 64
-    """Requests with answers that are made or sent; probes are answered beyond it."""
+    """Maximum number of responses that are made or sent at once; probes do not count against it."""
     line_bytes: int = 8190
-    """Of a request line, and of a header."""
+    """Maximum size of a request line, and of a header."""
     headers: int = 64
-    """Of a request."""
+    """Maximum number of headers of a request."""
     head_bytes: int = 65_536
-    """Of all that a connection sends until its request is handled."""
+    """Maximum number of bytes that a client sends before its request is handled."""
     body_bytes: int = 1024
-    """Of a request."""
+    """Maximum size of the body of a request."""
     head_seconds: float = 10.0
-    """From the connection, or from the first byte of a later request, to the end of the headers. Also for a TLS
-    handshake, and for a body."""
+    """Time for the head of a request, from the connection or from the first byte of a later request. Also the time
+    for a TLS handshake, and for a body."""
     answer_seconds: float = 60.0
-    """For the client to take an answer."""
+    """Time for the client to read a response."""
     idle_seconds: float = 120.0
-    """Between two requests: more than a usual scrape interval, so that Prometheus keeps its connection."""
+    """Time between two requests; longer than a usual scrape interval, so that Prometheus keeps its connection."""
 
     def within(self, descriptors: int) -> "Limits":
-        """Return the limits of a process that may open this many files (``RLIMIT_NOFILE``)."""
+        """Return the limits for a number of file descriptors (``RLIMIT_NOFILE``)."""
         connections = max(8, min(self.connections, descriptors - RESERVED_DESCRIPTORS))
         return replace(self, connections=connections, answers=min(self.answers, connections // 2))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the listening socket before anything else starts, so that a port in use ends the program.
+    """Bind the listening socket. Call it first, so that a port in use ends the program before the rest starts.
 
     Raises:
-        ExporterError: It cannot be bound now. A later try may succeed: the port may be freed, an address may come.
+        ExporterError: The socket cannot be bound now. A retry can succeed, once the port is free or the address exists.
     """
     try:
         dual_stack = not host and socket.has_dualstack_ipv6()
@@ -116,26 +116,26 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection, which reports to the server what it waits for."""
+    """Extends aiohttp's protocol of one connection: it reports its state to the server."""
 
     def __init__(self, keeper: "HttpServer", own_socket: socket.socket, manager: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's
         super().__init__(manager, **options)
         self.keeper = keeper
         self.own_socket = own_socket
         self.channel: asyncio.Transport | None = None
-        """Set while the connection is open, with TLS after the handshake."""
+        """Transport while the connection is open; with TLS, only after the handshake."""
         self.opening = asyncio.current_task()
         self.state: State | Literal["cut"] = "head"
         self.since = 0.0
-        """When the state began; loop time, as is the deadline."""
+        """Start of the state; loop time, as is the deadline."""
         self.deadline = math.inf
         self.received = 0
-        """Bytes, in this state."""
+        """Bytes that were received in this state."""
         self.is_deaf = False
-        """Whether the connection ends, and what the client sends is dropped."""
+        """Whether the connection is closing; further data from the client is dropped."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request; called by the loop."""
+        """Start to wait for a request; called by the loop."""
         super().connection_made(transport)
         self.channel = cast("asyncio.Transport", transport)
         if self.state == "cut":
@@ -143,7 +143,7 @@ class Connection(web.RequestHandler):
         self.keeper.enter(self, "head")
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what the client sends, up to a limit; called by the loop."""
+        """Pass received data to the parser, up to a limit; called by the loop."""
         if self.is_deaf:
             return
         if self.state == "idle":
@@ -155,20 +155,20 @@ class Connection(web.RequestHandler):
         if self.is_deaf and self.state == "head" and not has_new:
             self.force_close()
         elif self.is_deaf:
-            self.close()  # when the requests so far are answered
+            self.close()  # after the responses to the requests so far
         if self.state == "head" and has_new:
             self.keeper.enter(self, "body")
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection; called by the loop."""
+        """Remove the connection; called by the loop."""
         self.keeper.forget(self)
-        self.channel = None  # with TLS it has buffers, and garbage may wait for long
+        self.channel = None  # with TLS it has buffers, which garbage collection may keep for long
         super().connection_lost(exc)
 
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; called by aiohttp."""
+        """Send a response; called by aiohttp."""
         for name, value in _HEADERS.items():
             resp.headers.setdefault(name, value)
         self.keeper.enter(self, "sending")
@@ -183,10 +183,10 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer where a request cannot be read or a handler fails; called by aiohttp."""
+        """Return the response to an invalid request or a failed handler; called by aiohttp."""
         if status == web.HTTPBadRequest.status_code:
-            # The parser's own words name the library.
-            message = "this is not an HTTP/1.1 request that can be read in one way only, or its headers are too long\n"
+            # The message of the parser names the library.
+            message = "this is not an unambiguous HTTP/1.1 request, or its headers are too long\n"
         return super().handle_error(request, status, exc, message)
 
 
@@ -194,26 +194,26 @@ class Connection(web.RequestHandler):
 class HttpServer:
     """Serves an application within limits.
 
-    At the limit, it closes a connection that waits for its client. At most ``answers`` connections do not wait for
-    their clients, so that a probe can always connect.
+    At the limit of connections, it closes one that waits for its client. At most ``answers`` connections do not wait
+    for their clients, so a probe can always connect.
     """
 
     app: web.Application
-    """The server adds its middlewares."""
+    """Application to serve; the server adds its middlewares."""
     listener: socket.socket
-    """Bound; closed at the end."""
+    """Bound socket; the server closes it at the end."""
     shutdown_seconds: float
-    """For open requests to finish at the end."""
+    """Time for open requests to finish at the end."""
     access: WebAccess | None = None
-    """``None``: plain HTTP, for everybody."""
+    """Access control; ``None``: plain HTTP without passwords."""
     count: Callable[[str, str], None] = lambda _part, _reason: None
     """Counts an error by part and reason: ``http``: ``made_way``, ``refused`` or ``slow``; ``web``: ``config``."""
     remark: str = ""
-    """Follows the address in the log."""
+    """Text after the address in the log."""
     limits: Limits = field(default_factory=Limits)
     _runner: web.AppRunner = field(init=False)
     _open: dict[Connection, None] = field(init=False, default_factory=dict)
-    """In the order in which their states began."""
+    """Open connections, in the order in which their states began."""
     _opening: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _ended: Counter[str] = field(init=False, default_factory=Counter)
     _logged_at: float = field(init=False, default=-math.inf)
@@ -227,9 +227,9 @@ class HttpServer:
         """Serve until ``stop`` is set.
 
         Args:
-            stop: Set from outside.
-            parts: Run meanwhile; one that ends by an error ends all, and the error is raised.
-            last: Runs when the parts have ended, while requests are still answered.
+            stop: Event that ends the server; the caller sets it.
+            parts: Tasks to run meanwhile; the first that ends stops the server, and its error, if any, is raised.
+            last: Runs after the parts, while requests are still answered.
         """
         parts = [*parts, self.watch]
         if self.access:
@@ -238,12 +238,12 @@ class HttpServer:
         tasks: list[asyncio.Future[Any]] = [stopping]
         async with self.running():
             try:
-                # What lives as long as the process need not be searched for garbage: a full collection takes 40 ms.
+                # Permanent objects need no garbage collection: a full collection takes 40 ms.
                 gc.collect()
                 gc.freeze()
                 LOG.info("listening on %s:%d%s", *self.listener.getsockname()[:2], self.remark)
                 for part in parts:
-                    tasks.append(asyncio.ensure_future(part()))  # noqa: PERF401 - the begun ones end if the next fails
+                    tasks.append(asyncio.ensure_future(part()))  # noqa: PERF401 - started tasks end if the next fails to start
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stopping}:
                     task.result()
@@ -256,14 +256,14 @@ class HttpServer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Accept and answer until the block ends. Deadlines need ``watch``."""
+        """Accept connections and answer requests until the block ends. Deadlines need ``watch``."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limits = self.limits.within(descriptors)
         LOG.addFilter(_is_ours)
         if self.access:
             self.app.middlewares.insert(0, self.access.guard)
         self.app.middlewares.insert(0, self._limited)
-        # The handler of a client that has left is cancelled: its answer has no reader.
+        # The handler is cancelled when its client disconnects.
         self._runner = web.AppRunner(
             self.app, handle_signals=False, shutdown_timeout=self.shutdown_seconds, handler_cancellation=True
         )
@@ -282,14 +282,14 @@ class HttpServer:
                 await asyncio.wait_for(self._runner.cleanup(), self.shutdown_seconds)
 
     async def watch(self) -> None:
-        """Cut connections at their deadlines and log what was done to clients, until cancelled."""
+        """Close connections at their deadlines and log closed and refused clients, until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
             for connection in [one for one in self._open if now > one.deadline]:
                 self._cut(connection, "slow")
             if self._ended and now - self._logged_at >= LOG_SECONDS:
                 LOG.warning(
-                    "many or slow clients: %d connections made way for others, %d were answered 503, %d took too long",
+                    "many or slow clients: %d closed for others, %d refused with 503, %d timed out",
                     *(self._ended[reason] for reason in ("made_way", "refused", "slow")),
                 )
                 self._ended.clear()
@@ -297,7 +297,7 @@ class HttpServer:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def enter(self, connection: Connection, state: State) -> None:
-        """Note what a connection waits for from now on."""
+        """Store the new state of a connection, with its start and its deadline."""
         if connection not in self._open or connection.state == "cut":
             return
         seconds = {
@@ -305,7 +305,7 @@ class HttpServer:
             "body": math.inf,  # the middleware answers 408
             "making": math.inf,
             "sending": self.limits.answer_seconds,
-            "idle": self.limits.idle_seconds + SWEEP_SECONDS,  # aiohttp closes it before, without a reset
+            "idle": self.limits.idle_seconds + SWEEP_SECONDS,  # aiohttp closes it earlier, without a reset
         }
         connection.state, connection.received = state, 0
         connection.since = asyncio.get_running_loop().time()
@@ -314,13 +314,13 @@ class HttpServer:
         self._open[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """Free the place of a connection that is closed."""
+        """Free the place of a closed connection."""
         self._open.pop(connection, None)
 
     def _accept(self) -> None:
         room = self.limits.connections - len(self._open)
         if room <= 0:
-            # A connection that is cut frees its place in the loop's next turn.
+            # A closed connection frees its place in the next iteration of the loop.
             if not sum(self._make_way("head", "body", "idle", "sending") for _ in range(_MADE_WAY_ONCE)):
                 self._pause()
             return
@@ -329,7 +329,7 @@ class HttpServer:
                 accepted, _ = self.listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # of descriptors or memory there are too few
+            except OSError:  # too few descriptors or too little memory
                 self._make_way("head", "body", "idle", "sending")
                 self._pause()
                 return
@@ -351,7 +351,7 @@ class HttpServer:
             max_field_size=limits.line_bytes,
             max_headers=limits.headers,
             lingering_time=1.0,
-            auto_decompress=False,  # no body unpacks to more than it says
+            auto_decompress=False,  # no body becomes longer than its Content-Length
             keepalive_timeout=limits.idle_seconds,
         )
         self._open[connection] = None
@@ -362,7 +362,7 @@ class HttpServer:
             await loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=context, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
             )
-        except OSError:  # of TLS, or the client has left: mistakes of clients are not logged
+        except OSError:  # TLS failed or the client has disconnected: errors of clients are not logged
             pass
         finally:
             connection.opening = None
@@ -379,9 +379,9 @@ class HttpServer:
             asyncio.get_running_loop().add_reader(self.listener, self._accept)
 
     def _make_way(self, *states: State) -> bool:
-        """Cut the connection in one of these states that needs its place least; return false where all are too fresh.
+        """Close one connection in these states for another client; return false if all are too new.
 
-        These are one that has stalled; one that was answered and does not notice; one that sends nothing.
+        Order: stalled connections, idle connections, connections whose client sends nothing.
         """
         now = asyncio.get_running_loop().time()
         old = [one for one in self._open if one.state in states and now - one.since >= FRESH_SECONDS]
@@ -393,8 +393,8 @@ class HttpServer:
         return False
 
     def _cut(self, connection: Connection, reason: str = "") -> None:
-        """Close a connection at once. It keeps its place until its descriptor is free."""
-        was_answered = connection.state == "idle"  # the kernel may have some of the answer yet
+        """Close a connection immediately. It keeps its place until its descriptor is free."""
+        was_answered = connection.state == "idle"  # the kernel may still send the end of the response
         connection.state, connection.deadline, connection.is_deaf = "cut", math.inf, True
         with contextlib.suppress(OSError):
             if not was_answered:
@@ -426,7 +426,7 @@ class HttpServer:
         return answer
 
     async def _refusal_of_body(self, request: web.Request) -> web.Response | None:
-        """Read and drop the body, which no request here needs; return the answer where that fails."""
+        """Read and drop the body, since no request here needs one; return the response if that fails."""
         if not request.can_read_body:
             return None
         limit = self.limits.body_bytes
@@ -435,19 +435,19 @@ class HttpServer:
                 await request.clone(client_max_size=limit).read()
         except TimeoutError:
             refusal = plain(408, "the rest of this request did not come in time")
-        except (web.RequestPayloadError, ConnectionError):  # the latter: the client has left, which is not logged
+        except (web.RequestPayloadError, ConnectionError):  # a disconnected client is not logged
             refusal = plain(400, "the body of this request is not what its headers say")
         except web.HTTPRequestEntityTooLarge:
             refusal = plain(413, f"no request here needs a body of {limit} bytes or more")
         else:
             return None
-        refusal.force_close()  # where the next request begins is unknown
+        refusal.force_close()  # the start of the next request is unknown
         return refusal
 
 
 def _is_waiting(connection: Connection) -> bool:
-    """Return whether a client neither reads an answer nor has sent something that the loop has not handled yet."""
-    if connection.state in {"sending", "body"}:  # most requests have no body, and their handlers are about to begin
+    """Return whether a connection waits for its client: no response to send, no received data to handle."""
+    if connection.state in {"sending", "body"}:  # most requests have no body, so their handlers start now
         return False
     try:
         return not connection.own_socket.recv(1, socket.MSG_PEEK)
@@ -456,5 +456,5 @@ def _is_waiting(connection: Connection) -> bool:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a record is no mistake of a client, of which any port scan makes pages."""
+    """Return whether to log a record: not for invalid requests, since a port scan causes many."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

@@ -1,4 +1,4 @@
-"""The node as JSON: what the page shows, for programs. Units are in the keys; what is unknown is null."""
+"""Returns the node as JSON, with the contents of the page. Units are in the keys; null is unknown."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -68,18 +68,18 @@ def device_document(snapshot: Snapshot) -> Body:
 
 
 def mebibytes(values: Mapping[Field, int | float], field: Field) -> int | None:
-    """Return the bytes of a field that is in MiB; ``None`` if it was not measured."""
+    """Return the value of a field in MiB as bytes; ``None`` if it was not measured."""
     value = values.get(field)
     return None if value is None else round(value * _MIB)
 
 
 def picked(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes of a value by their names."""
+    """Return attributes of a value by name."""
     return {name: getattr(value, name) for name in names}
 
 
 def _known(value: object, *names: str) -> dict[str, str | None]:
-    """Return texts of a value by their names; ``None`` where they are empty."""
+    """Return texts of a value by name; ``None`` for an empty text."""
     return {name: text or None for name, text in picked(value, *names).items()}
 
 
@@ -157,8 +157,8 @@ def _holder(use: PodUse) -> dict[str, Any]:
 def ledger_document(snapshot: Snapshot) -> Body:
     """Return the body of ``/api/v1/ledger``.
 
-    Seconds are share-weighted GPU-seconds, times Unix seconds; null is unknown, never 0. ``metered`` is False and
-    there are no accounts before the first reading was metered. Accounts are summed over the ledgers.
+    Seconds are share-weighted GPU-seconds, times are Unix seconds; null is unknown, never 0. Until the first reading
+    is metered, ``metered`` is False and there are no accounts. Accounts are summed over the ledgers.
     """
     metering = snapshot.metering
     ledger = metering.ledger
@@ -211,12 +211,12 @@ def _prices(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def account_keys(owner: Owner, model: str, mode: str) -> dict[str, Any]:
-    """Return the JSON keys of an account, or of a sum over accounts; ``None`` is not known, or summed over."""
+    """Return the JSON keys of an account or of a sum over accounts; ``None`` is unknown or summed over."""
     return {**owner_keys(owner), "model": model or None, "mode": mode or None}
 
 
 def owner_keys(owner: Owner) -> dict[str, Any]:
-    """Return the JSON keys of an owner; ``None`` is not known."""
+    """Return the JSON keys of an owner; ``None`` is unknown."""
     return {
         "owner_namespace": owner.namespace or None,
         "owner_kind": owner.kind or None,

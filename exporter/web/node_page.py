@@ -1,4 +1,4 @@
-"""The agent's page: what ``templates/node.html`` shows of a snapshot. It loads nothing from anywhere else."""
+"""Renders the agent's page from a snapshot with ``templates/node.html``. The page loads no other files."""
 
 import base64
 import hashlib
@@ -22,9 +22,9 @@ from exporter.web.node_api import mebibytes
 from exporter.web.templating import render
 
 _LEAST_RATIO = 0.005
-"""Activity below this is no use by an unlisted pod."""
+"""Activity from which a device counts as used by an unlisted pod."""
 LEAST_GPUS = 0.005
-"""Fewer GPUs would be shown as 0."""
+"""Fewer GPUs would round to 0 on the page."""
 _OWNERS_AT_MOST = 20
 _DUST = 1e-9
 _STATES = {DeviceState.RESET_REQUIRED: "needs a reset", DeviceState.FAILED: "no answer"}
@@ -33,18 +33,18 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 Use = tuple[DeviceView, PodUse]
 Rates = Mapping[str, float]
-"""Money per hour by currency; currencies are never added up."""
+"""Money per hour by currency; amounts of different currencies are never summed."""
 
 
 class Condition(NamedTuple):
-    """The state of a device in a word; the look only repeats it."""
+    """State of a device: its words, and the look, which repeats them in colour."""
 
     look: str
     words: str
 
 
 def is_used(view: DeviceView) -> bool:
-    """Return whether something that belongs to no listed pod uses the device."""
+    """Return whether processes of no listed pod use the device."""
     ratio = view.unattributed_activity_ratio or 0.0
     return bool(view.unattributed_processes or view.unattributed_memory_bytes) or ratio >= _LEAST_RATIO
 
@@ -65,19 +65,19 @@ def condition(view: DeviceView) -> Condition:
 
 
 class Spark(NamedTuple):
-    """Drawing of a device's recent activity, a unit wide per step and ``SPARK_HEIGHT`` high; empty without any."""
+    """Drawing of a device's recent activity, one unit wide per step, ``SPARK_HEIGHT`` high; empty without history."""
 
     area: str = ""
-    """SVG path of the activity; it has gaps where nothing was measured."""
+    """SVG path of the activity, with gaps where it was not measured."""
     idle_from: float | None = None
-    """Start of the idle time that has not ended; ``None`` without one that the page marks."""
+    """Start of the current idle time, in steps; ``None`` if the device is not idle."""
     words: str = ""
-    """The text alternative."""
+    """Text alternative of the drawing."""
 
 
 SPARK_HEIGHT = 40
 _SPARK_MOST = SPARK_HEIGHT - 2
-"""Place of activity 0, which is seen: it is not the same as no measurement."""
+"""Vertical position of activity 0, which stays visible: it differs from no measurement."""
 
 
 def spark(snapshot: Snapshot, view: DeviceView) -> Spark:
@@ -105,26 +105,26 @@ def spark(snapshot: Snapshot, view: DeviceView) -> Spark:
 
 
 def idle_seconds(view: DeviceView) -> float | None:
-    """Return for how long all holders of a device have been idle; ``None`` without holders, or if one is not."""
+    """Return the time in which all holders of a device are idle; ``None`` without holders, or if one is not idle."""
     idle = [use.idle_for_seconds or 0.0 for use in view.pods if use.is_idle]
     return min(idle) if idle and len(idle) == len(view.pods) else None
 
 
 def sole_holder(view: DeviceView) -> PodUse | None:
-    """Return the holder of all of the device, which shares the device's row."""
+    """Return the holder of the whole device, which is shown in the device's row; ``None`` without one."""
     return view.pods[0] if len(view.pods) == 1 and view.pods[0].holder.device_share_ratio >= 1 else None
 
 
 def rates(snapshot: Snapshot, uses: Iterable[Use]) -> Rates:
-    """Return what holders cost per hour: their share at the price of now. A GPU without a price adds nothing."""
+    """Return the cost of holders per hour: their shares at the current prices. A GPU without a price adds nothing."""
     return _sum((snapshot.metering.prices.get(view.gpu.uuid), use.holder.share_ratio) for view, use in uses)
 
 
 def unheld(snapshot: Snapshot) -> Mapping[str, float]:
-    """Return the part of each GPU without a holder, by UUID; without GPUs that may have unknown holders."""
+    """Return the unheld part of each GPU, by UUID, without the GPUs that may have unknown holders."""
     held = summed((view.gpu.uuid, _held(view)) for view in snapshot.devices)
     for view in snapshot.devices:
-        # An unknown holder may have the rest of the device, or the slices of no instance.
+        # An unknown holder may have the rest of the device, or slices without an instance.
         hides = not view.rest_is_free and _held(view) < view.share_ratio - _DUST
         if view.allocation is AllocationState.UNKNOWN or hides:
             held.pop(view.gpu.uuid, None)
@@ -169,17 +169,17 @@ class Group:
 
     @property
     def pods(self) -> list[tuple[str, str]]:
-        """Namespace and name of every pod on it."""
+        """Namespaces and names of the pods on the GPU."""
         return list(dict.fromkeys(_pod((view, use)) for view in (self.gpu, *self.instances) for use in view.pods))
 
     @property
     def held(self) -> int:
-        """How many of the instances are held."""
+        """Number of held instances."""
         return sum(view.allocation is AllocationState.ALLOCATED for view in self.instances)
 
     @property
     def summary(self) -> Condition:
-        """The state of the GPU, or how many of its instances or sharers are idle."""
+        """State of the GPU, or the number of its idle instances and holders."""
         state = condition(self.gpu)
         sharers = self.gpu.pods if state.look == "busy" else ()
         idle = sum(use.is_idle for use in sharers) + sum(condition(view).look == "idle" for view in self.instances)
@@ -188,17 +188,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What an owner holds, or what of it is idle."""
+    """Devices that an owner holds, or the idle ones of them."""
 
     snapshot: Snapshot
     owner: Owner
     uses: Sequence[Use]
     more: int = 0
-    """How many owners are summed in this one; 0 for one that is shown by its name."""
+    """Number of owners that are summed in this holding; 0 for a single owner, which is shown by name."""
 
     @property
     def pods(self) -> int:
-        """How many pods hold it."""
+        """Number of pods that hold the devices."""
         return len({_pod(use) for use in self.uses})
 
     @property
@@ -213,7 +213,7 @@ class Holding:
 
     @property
     def activity_ratio(self) -> float | None:
-        """Activity of what it holds, weighted by share, without what is not measured."""
+        """Mean activity of the holders, weighted by share, without unmeasured activity."""
         return _mean(
             (use.holder.share_ratio, min(1.0, use.activity.ratio / use.holder.device_share_ratio))
             for _, use in self.uses
@@ -222,22 +222,22 @@ class Holding:
 
     @property
     def rates(self) -> Rates:
-        """Money per hour."""
+        """Cost per hour at the current prices."""
         return rates(self.snapshot, self.uses)
 
     @property
     def unpriced(self) -> int:
-        """GPUs without a price."""
+        """Number of GPUs without a price."""
         return len({view.gpu.uuid for view, _ in self.uses} - self.snapshot.metering.prices.keys())
 
     @property
     def idle_seconds(self) -> list[float]:
-        """Idle time by pod; a pod with several devices is idle since the last of them went idle."""
+        """Idle seconds by pod; for a pod with several devices, those of the device that became idle last."""
         return [min(use.idle_for_seconds or 0.0 for _, use in uses) for uses in _grouped(self.uses, _pod).values()]
 
     @property
     def spent(self) -> Rates:
-        """Money since each pod went idle, at the price of now."""
+        """Cost since each pod became idle, at the current prices."""
         return summed(
             (currency, rate * seconds / 3600)
             for uses, seconds in zip(_grouped(self.uses, _pod).values(), self.idle_seconds, strict=True)
@@ -246,12 +246,12 @@ class Holding:
 
     @property
     def devices(self) -> list[DeviceView]:
-        """Each device once."""
+        """Held devices, each of them once."""
         return list({view.uuid: view for view, _ in self.uses}.values())
 
     @property
     def alerts_off_until(self) -> float | None:
-        """Until when alerts are off, where that is one time for all pods."""
+        """Unix time until which alerts are off; ``None`` if they are on, or if the pods differ."""
         ends = {alerts_off_until_seconds(use.facts) for _, use in self.uses}
         return ends.pop() if len(ends) == 1 else None
 
@@ -264,7 +264,7 @@ def _groups(snapshot: Snapshot) -> list[Group]:
 
 
 def _owners(held: Holding) -> list[Holding]:
-    """Return owners by what they cost, then by GPUs; the last one sums those beyond a page's worth."""
+    """Return owners by cost, then by GPUs; the last entry sums those beyond ``_OWNERS_AT_MOST``."""
     by_owner = _grouped(held.uses, lambda use: owner_of(use[1]))
     owners = [Holding(held.snapshot, owner, uses) for owner, uses in by_owner.items()]
     owners.sort(key=lambda one: (-sum(one.rates.values()), -one.gpus, *_workload(one.owner), one.owner.team))
@@ -275,7 +275,7 @@ def _owners(held: Holding) -> list[Holding]:
 
 
 def _idlers(idle: Holding) -> list[Holding]:
-    """Return idle workloads by what that has cost, then longest first; a pod without a known workload is one."""
+    """Return idle workloads by cost of their idle time, then by its length; a pod without a workload counts as one."""
 
     def workload(use: Use) -> tuple[str, str, str]:
         owner = owner_of(use[1])
@@ -287,13 +287,13 @@ def _idlers(idle: Holding) -> list[Holding]:
 
 
 def _lacks_profiling(view: DeviceView) -> bool:
-    """Return whether a GPU has no engine counter from NVML, which then has the other profiling fields, too."""
+    """Return whether NVML measures no engine activity of a GPU; with it, NVML has the other profiling fields too."""
     measured = view.activity and (view.activity.source, view.activity.measured_by)
     return measured != (ActivitySource.ENGINE, "nvml")
 
 
 def _disagreement(snapshot: Snapshot) -> str:
-    """Return how many GPUs driver, device plugin and kubelet count, where these differ."""
+    """Return the GPU counts of the driver, device plugin and kubelet as text; empty if they agree or are unknown."""
     seen, kubelet = present(snapshot), snapshot.attribution
     advertised, held = kubelet.advertised_devices, kubelet.allocated_devices
     if seen is None or (advertised in {None, seen} and (held is None or held <= seen)):
@@ -303,7 +303,7 @@ def _disagreement(snapshot: Snapshot) -> str:
 
 
 def _view(snapshot: Snapshot) -> dict[str, object]:
-    """Return what the template shows in addition to the snapshot itself."""
+    """Return the values of the template that are derived from the snapshot."""
     groups, prices = _groups(snapshot), snapshot.metering.prices
     whole = [group.gpu for group in groups]
     uses = [(view, use) for view in snapshot.devices for use in view.pods]
@@ -311,7 +311,7 @@ def _view(snapshot: Snapshot) -> dict[str, object]:
     idle = Holding(snapshot, Owner(), [use for use in uses if use[1].is_idle])
     free = unheld(snapshot)
     return {
-        # Without prices the page has no word on money.
+        # Without prices the page shows no money.
         "has_prices": bool(prices or snapshot.metering.price_book or snapshot.metering.unpriced_gpus),
         "groups": groups,
         "held": held,
@@ -348,11 +348,11 @@ CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src {_hash(_CSS)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Only what the page itself carries may run; a pod's name that smuggles in markup would still do nothing."""
+"""Allows only the inline script and style of the page, so that markup in the name of a pod has no effect."""
 
 
 def _cost_address(cost_service_url: str, owner: Owner) -> str:
-    """Return the address of the page on what an owner costs; empty without a cost service."""
+    """Return the address of an owner's page in the cost service; empty without a cost service."""
     known = {"namespace": owner.namespace, "kind": owner.kind, "workload": owner.name}
     asked = {name: value for name, value in known.items() if value}
     return (
@@ -366,9 +366,9 @@ def document(snapshot: Snapshot | None, cost_service_url: str = "", *, is_whole:
     """Return the page.
 
     Args:
-        snapshot: The newest picture of the node; ``None`` before the first.
+        snapshot: Newest snapshot of the node; ``None`` before the first.
         cost_service_url: Address of the cost service; empty for a page without links to it.
-        is_whole: False for what changes alone: the script puts its parts in place of the old ones.
+        is_whole: False for only the parts that change, which the script replaces.
     """
     helpers = (alerts_off_until_seconds, condition, is_used, mebibytes, owner_of, sole_holder, spark, xid_tier)
     values = {

@@ -1,4 +1,4 @@
-"""Bodies of answers, made and compressed once for all clients, and the response that carries one."""
+"""Makes and compresses the bodies of responses once for all clients, and returns the responses with them."""
 
 import asyncio
 import json
@@ -13,18 +13,18 @@ from aiohttp import hdrs, web
 KEPT_BYTES = 64 << 20
 VARY = "Accept, Accept-Encoding"
 _WORTH_BYTES = 1024
-_MEMORY = 7  # A table that stays in the processor's cache: as small, and a twentieth faster.
-_GZIP = zlib.MAX_WBITS + 16  # a header without a time
-_LEVEL = 1  # Repetitive text: higher levels cost several times the time for a few per cent.
+_MEMORY = 7  # The table fits in the processor's cache: the same size of output, 5 % faster.
+_GZIP = zlib.MAX_WBITS + 16  # with a gzip header, without a time
+_LEVEL = 1  # The text repeats itself: higher levels take several times longer and save a few per cent.
 
 
 class Body:
-    """A body, and its gzip form from the first client on that accepts gzip.
+    """Body of a response; it is compressed when the first client accepts gzip.
 
     Args:
-        plain: The body as it is.
-        content_type: With its charset.
-        filename: What it is to be saved as; empty for what is to be shown.
+        plain: Uncompressed body.
+        content_type: Media type with the charset.
+        filename: Name under which browsers save the body; empty if they show it.
     """
 
     __slots__ = ("_packed", "content_type", "filename", "plain")
@@ -36,7 +36,7 @@ class Body:
         self.filename = filename
 
     def packed(self) -> bytes | None:
-        """Return the body in gzip, the same bytes object each time; ``None`` where it is too short to be worth it."""
+        """Return the body in gzip, the same bytes object each time; ``None`` if it is too short to compress."""
         if self._packed is None and len(self.plain) >= _WORTH_BYTES:
             packer = zlib.compressobj(_LEVEL, wbits=_GZIP, memLevel=_MEMORY)
             self._packed = packer.compress(self.plain) + packer.flush()
@@ -44,31 +44,31 @@ class Body:
 
 
 def json_body(document: object) -> Body:
-    """Return a document as compact UTF-8; bad Unicode is replaced, so that one odd name cannot cost the answer.
+    """Return a document as compact JSON in UTF-8. Invalid Unicode is replaced, so one invalid name causes no error.
 
-    Dataclasses in it are objects.
+    Dataclasses become objects.
 
     Raises:
-        ValueError: It has a value that is no number; JSON has none for it.
+        ValueError: The document has NaN or infinity, which JSON cannot express.
     """
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=asdict)
     return Body(text.encode("utf-8", "replace"), "application/json")
 
 
 class Bodies:
-    """Keeps the bodies of objects that something else keeps alive, those used last. For one event loop."""
+    """Caches bodies by the object that they show, while that object exists; the oldest are dropped. One event loop."""
 
     def __init__(self) -> None:
-        # Weak references: a page of ten lines must not keep a report of 20,000 in memory.
+        # Weak references: a short page must not keep a report of 20,000 lines in memory.
         self._kept: OrderedDict[tuple[int, Hashable], tuple[ref[object], Body]] = OrderedDict()
         self._bytes = 0
 
     def of(self, shown: object, form: Hashable, make: Callable[[], Body]) -> Body:
-        """Return the body that shows an object in a form; ``make`` makes it the first time."""
+        """Return the body that shows an object in a form; ``make`` is called the first time."""
         return self._find(shown, form) or self._keep(shown, form, make())
 
     async def of_thread(self, shown: object, form: Hashable, make: Callable[[], Body]) -> Body:
-        """Do as ``of``, with ``make`` in a thread."""
+        """Do the same as ``of``, with ``make`` in a thread."""
         return self._find(shown, form) or self._keep(shown, form, await asyncio.to_thread(make))
 
     def _find(self, shown: object, form: Hashable) -> Body | None:
@@ -111,7 +111,7 @@ def _is_zero(parameter: str) -> bool:
 def response_of(
     request: web.Request, body: Body, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return the response with a body, in gzip where the client accepts it; the server adds headers of its own."""
+    """Return the response with a body, in gzip if the client accepts it; the server adds its own headers."""
     fields = {hdrs.CONTENT_TYPE: body.content_type, hdrs.VARY: VARY, **(headers or {})}
     packed = body.packed() if accepts_gzip(request.headers.get(hdrs.ACCEPT_ENCODING, "")) else None
     if packed is None:

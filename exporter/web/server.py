@@ -1,4 +1,4 @@
-"""The agent's HTTP face: what shows the newest snapshot, and the one request that closes the driver."""
+"""Answers HTTP requests to the agent: from the newest snapshot, and the request that closes the driver."""
 
 import asyncio
 import logging
@@ -28,16 +28,16 @@ _OF_BROWSERS = (hdrs.ORIGIN, hdrs.REFERER, "Sec-Fetch-Site")
 _OF_DIRECT_CLIENTS = frozenset(
     {"host", "user-agent", "accept", "accept-encoding", "connection", "content-length", "content-type", "authorization"}
 )
-"""Headers that curl, wget and Python send. Proxies and meshes have no common list: any other header may be theirs."""
+"""Headers that curl, wget and Python send. Any other header may be from a proxy or mesh, which share no fixed list."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Renderer:
-    """Renders snapshots and counts what it had to leave out. Not for several threads.
+    """Renders snapshots and counts the series that it leaves out. Not for several threads.
 
     Args:
-        options: How snapshots are shown.
-        process_families: Gives the process metrics; tests pass ``list`` for a page without them.
+        options: Options of the page.
+        process_families: Returns the process metrics; tests pass ``list`` for a page without them.
     """
 
     def __init__(self, options: ExpositionOptions, process_families: Callable[[], list[Family]] | None = None) -> None:
@@ -66,22 +66,22 @@ class Renderer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSite:
-    """The agent's page, API, metrics and health."""
+    """Answers requests for the agent's page, API, metrics and health."""
 
     snapshot: Callable[[], Snapshot | None]
-    """The newest picture of the node; ``None`` before the first."""
+    """Returns the newest snapshot of the node; ``None`` before the first."""
     renderer: Renderer
     """Renders the metrics of a snapshot."""
     release: Callable[[float], None]
-    """Closes the driver for so many seconds."""
+    """Closes the driver for a number of seconds."""
     steady: Callable[[], float] = time.monotonic
-    """The monotonic clock of snapshots, in seconds; ``/readyz`` judges a snapshot's age by it."""
+    """Monotonic clock of snapshots, in seconds; ``/readyz`` calculates the age of a snapshot from it."""
     cost_service_url: str = ""
     """Address of the cost service, for links of the page; empty without one."""
     bodies: Bodies = field(default_factory=Bodies)
 
     def app(self) -> web.Application:
-        """Return all of it as an aiohttp application."""
+        """Return the aiohttp application with all paths."""
         app = web.Application(middlewares=[_plain_errors])
         for path, (handler, _) in PATHS.items():
             add = app.router.add_post if path == RELEASE else app.router.add_get
@@ -89,8 +89,8 @@ class NodeSite:
         return app
 
     async def index(self, request: web.Request) -> web.Response:
-        """Answer with the page."""
-        await asyncio.to_thread(templating.load, "exporter.web")  # scrapes are answered meanwhile
+        """Return the page."""
+        await asyncio.to_thread(templating.load, "exporter.web")  # the loop answers scrapes meanwhile
         snapshot = self.snapshot()
         is_whole = "fragment" not in request.query
 
@@ -102,15 +102,15 @@ class NodeSite:
         return response_of(request, body, headers={"Content-Security-Policy": node_page.CONTENT_SECURITY_POLICY})
 
     async def scrape(self, request: web.Request) -> web.Response:
-        """Answer Prometheus."""
+        """Return the metrics."""
         return response_of(request, self.renderer.metrics(self.snapshot(), request.headers.get(hdrs.ACCEPT, "")))
 
     async def devices(self, request: web.Request) -> web.Response:
-        """Answer with the node."""
+        """Return the node as JSON."""
         return self._json(request, node_api.device_document)
 
     async def ledger(self, request: web.Request) -> web.Response:
-        """Answer with the ledger."""
+        """Return the ledger as JSON."""
         return self._json(request, node_api.ledger_document)
 
     def _json(self, request: web.Request, document: Callable[[Snapshot], Body]) -> web.Response:
@@ -121,11 +121,11 @@ class NodeSite:
         return response_of(request, self.bodies.of(snapshot, document, lambda: document(snapshot)))
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """Answer that the process lives."""
+        """Return 200 while the process answers."""
         return plain(200, "ok")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """Answer whether the picture is fresh, and what is not known."""
+        """Return whether the snapshot is fresh, with the reasons and notes on unknown values."""
         snapshot = self.snapshot()
         reasons = _reasons_not_ready(snapshot, self.steady())
         ready = not reasons
@@ -134,7 +134,7 @@ class NodeSite:
         return plain(200 if ready else 503, "\n".join([*lines, *notes]))
 
     async def close_driver(self, request: web.Request) -> web.Response:
-        """Close the driver for a while."""
+        """Close the driver for the requested time."""
         refusal = _refusal_of_release(request)
         if refusal:
             return plain(403, refusal)
@@ -163,12 +163,12 @@ PATHS: Mapping[str, tuple[Callable[[NodeSite, web.Request], Awaitable[web.Respon
     "/readyz": (NodeSite.readyz, "200 while the picture is fresh, else 503 with the reasons"),
     RELEASE: (NodeSite.close_driver, "POST, from this host only: close the driver for ?seconds=60"),
 }
-"""By path: handler and what it is for."""
+"""Handler and purpose by path."""
 
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Turn errors into a few words that explain what to do instead."""
+    """Return errors as short texts with a fix."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -180,7 +180,7 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
     except web.HTTPException:
         raise
     except Exception:
-        # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
+        # An error in one page must not end the process; the log has its cause.
         LOG.exception("request failed", extra={"path": request.path})
         return plain(500, "this page could not be made; the agent's log has the cause")
 
@@ -188,16 +188,16 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
 def _reasons_not_ready(snapshot: Snapshot | None, steady: float) -> tuple[str, ...]:
     if snapshot is None:
         return ("no picture of the node yet",)
-    stale = snapshot.stale_reason(steady)  # judged now: a loop that has ended makes no snapshot that says so
+    stale = snapshot.stale_reason(steady)  # at the request: after the loop has ended, no new snapshot reports it
     if stale:
         return (stale,)
     return () if snapshot.ready else snapshot.not_ready_reasons or ("no fresh reading",)
 
 
 def _notes(snapshot: Snapshot) -> list[str]:
-    """Return what is not known: no reason not to be ready, since GPUs are measured and metered all the same.
+    """Return lines on unknown values. The agent is ready in spite of them, since GPUs are measured and metered.
 
-    A wrong --node-name is an error among them: it does not pass by itself.
+    A wrong --node-name is an error, not a note, because it stays until the flag is changed.
     """
     attribution, metadata = snapshot.attribution, snapshot.metadata or MetadataStatus(known=False)
     down = [source for source in snapshot.sources if snapshot.ready and source.state is not SourceState.UP]
@@ -222,7 +222,7 @@ def _refusal_of_release(request: web.Request) -> str:
     if not _is_local(request):
         return "only this host may release the driver: kubectl exec into the agent's pod"
     if any(name in request.headers for name in _OF_BROWSERS):
-        # Any site that a browser here has open, or one behind a port-forward, could ask for it.
+        # Any site in a browser on this host, or at the end of a port-forward, could send this request.
         return "no page of a browser may release the driver: ask with curl, from this host"
     if not {name.lower() for name in request.headers} <= _OF_DIRECT_CLIENTS:
         # A proxy next to the agent, such as kube-rbac-proxy, makes every client local.
@@ -231,6 +231,6 @@ def _refusal_of_release(request: web.Request) -> str:
 
 
 def _is_local(request: web.Request) -> bool:
-    """Return whether the peer of the connection is this host; headers do not count, since any client can write them."""
+    """Return whether the peer of the connection is this host. Headers do not count, since any client can set them."""
     found = address_of(request.transport.get_extra_info("peername") if request.transport else None)
     return found is not None and found.is_loopback

@@ -1,6 +1,6 @@
-"""HTML from templates: one environment per package, with the product's formatters as filters.
+"""Renders HTML templates, with one environment per package and the formatters of ``model`` as filters.
 
-jinja2 is loaded with the first page, not with this module: an agent without page requests does without.
+The first page imports jinja2, not this module, so an agent without page requests does not load it.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _FILTERS = {
 
 @cache
 def environment(package: str) -> "Environment":
-    """Return the environment of the templates in a package's folder ``templates``; macros in ``web`` are for all."""
+    """Return the environment of a package's folder ``templates``; all packages can import the macros of ``web``."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - for pages only
 
     own, shared = PackageLoader(package), PackageLoader("exporter.web")
@@ -37,7 +37,7 @@ def environment(package: str) -> "Environment":
         keep_trailing_newline=True,
     )
     made.filters.update(_FILTERS)
-    # A line that ends between a number and its sign reads badly.
+    # No line break between a number and its percent sign.
     made.filters["percent"] = lambda ratio: formatting.percent(ratio).replace(" ", "\N{NO-BREAK SPACE}")
     made.globals.update({"version": __version__, "dash": "—"})
     return made
@@ -45,12 +45,12 @@ def environment(package: str) -> "Environment":
 
 @cache
 def load(package: str) -> None:
-    """Compile all templates of a package, which takes a good part of a second; a second call does nothing."""
+    """Compile all templates of a package, which takes most of a second; a second call does nothing."""
     made = environment(package)
     for name in made.list_templates():
         made.get_template(name)
 
 
 def render(package: str, template: str, values: Mapping[str, object]) -> str:
-    """Return a template of a package with its values, all of them escaped."""
+    """Return a rendered template of a package; all values are escaped."""
     return environment(package).get_template(template).render(values)
