@@ -1,4 +1,4 @@
-"""Lists every metric of our own with its full name; the source of docs/metrics.md."""
+"""Defines every metric of the exporter's own with its full name; docs/metrics.md is generated from it."""
 
 import math
 from collections import Counter
@@ -11,14 +11,14 @@ from exporter.model.fields import Field
 from exporter.model.snapshot import PodUse, Snapshot
 
 FOR_GOOD_SECONDS = 253_402_300_799
-"""9999-12-31T23:59:59Z: the Unix time that means "for good", since JSON has no infinity."""
+"""Unix time that means "permanent", since JSON has no infinity: 9999-12-31T23:59:59Z."""
 
 EXPORTED_PREFIXES = ("label_", "annotation_")
-"""Prefixes of labels with a pod's own labels and annotations; no other label has them."""
+"""Prefixes of the labels with exported labels and annotations of a pod; no other label has them."""
 
 
 def owner_of(use: PodUse) -> Owner:
-    """Return the owner of a holder, without cost labels; the namespace alone until the workload is known."""
+    """Return the owner of a holder, without cost labels; only the namespace until the workload is known."""
     return use.facts.owner.without_cost_labels if use.facts else Owner(namespace=use.holder.namespace)
 
 
@@ -45,19 +45,19 @@ def problems(snapshot: Snapshot) -> dict[str, int]:
 
 
 DEVICE_LABELS = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
-"""``gpu`` is the index; ``uuid`` the GPU's or MIG instance's; the MIG labels are absent on a whole GPU."""
+"""Labels of a device: ``gpu`` is the index, ``uuid`` that of the GPU or MIG instance. A GPU has no MIG labels."""
 POD_LABELS = ("pod_namespace", "pod_name", "container_name", "pod_uid")
-"""Not ``namespace``, ``pod``, ``container``: those collide with Prometheus' target labels. ``pod_uid`` when known."""
+"""Labels of a holder; ``pod_uid`` if known. ``namespace``, ``pod``, ``container`` would collide with target labels."""
 OWNER_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team", "cost_labels", "model", "mode")
-"""Owner, model and mode: exclusive, mig, shared. Unknown parts of an owner are absent."""
+"""Labels of a ledger's account; mode: exclusive, mig, shared. Unknown parts of the owner are absent."""
 
 WORKLOAD_LABELS = ("node", "workload_namespace", "workload_kind", "workload_name", "team")
-"""Owner of holders; a pod without a known workload is its own, of the kind Pod."""
+"""Labels of an owner of holders; a pod with an unknown workload is its own owner, of kind Pod."""
 INFO_LABELS = (
     *("resource", "share_mode", "attribution_source", "share_estimated"),
     *(*WORKLOAD_LABELS[1:], "queue", "workload_class"),
 )
-"""How a container holds a device, and its owner."""
+"""Labels of a holder's info series: resource, mode, source, and owner."""
 POOL_LABELS = ("node", "model", "instance_type", "capacity_type")
 
 
@@ -463,7 +463,7 @@ PROCESS: tuple[Metric, ...] = (
 """Metrics of the agent's process, under the usual names of Prometheus clients; read when the page is rendered."""
 
 ALL: tuple[Metric, ...] = (*(value for value in list(globals().values()) if isinstance(value, Metric)), *PROCESS)
-"""In the order above, which is the order on the page."""
+"""All metrics, in the order of the page."""
 BY_NAME = {metric.name: metric for metric in ALL}
 
 HEALTH_PLAIN: tuple[tuple[Metric, Field], ...] = (
@@ -474,7 +474,7 @@ HEALTH_PLAIN: tuple[tuple[Metric, Field], ...] = (
     (GPU_PCIE_REPLAYS_TOTAL, Field.PCIE_REPLAY_COUNTER),
     (GPU_TEMPERATURE_MARGIN_CELSIUS, Field.GPU_TEMP_LIMIT),
 )
-"""Fields of a board's health that are shown as they are."""
+"""Fields of a board's health that are shown without conversion."""
 HEALTH_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
     GPU_ECC_ERRORS_TOTAL: {"corrected": Field.ECC_SBE_VOL_TOTAL, "uncorrected": Field.ECC_DBE_VOL_TOTAL},
     GPU_REMAPPED_ROWS: {
@@ -500,7 +500,7 @@ HEALTH_LABELLED: Mapping[Metric, Mapping[str, Field]] = {
 }
 """By value of the metric's last label."""
 NVLINK_RECOVERIES = (Field.NVLINK_RECOVERY_ERROR_COUNT_TOTAL, Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS)
-"""The same count of two generations of NVLink."""
+"""Fields with the same count, for two generations of NVLink."""
 
 THROTTLE_TIMES = {
     "power": Field.POWER_VIOLATION,
@@ -515,7 +515,7 @@ THROTTLE_TIMES = {
     "hw_thermal": Field.CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS,
     "hw_power_brake": Field.CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS,
 }
-"""Nanoseconds with reduced clocks by reason."""
+"""Fields with the nanoseconds of reduced clocks, by reason."""
 
 HEALTH_FIELDS: frozenset[Field] = frozenset(
     {

@@ -1,6 +1,6 @@
-"""Converts a snapshot to the metric families of a page: the own ones, and `DCGM_FI_*` as dcgm-exporter has them.
+"""Converts a snapshot to the metric families of a page: the own ones, and `DCGM_FI_*` like dcgm-exporter.
 
-Also memory, CPU and garbage collection of this process, as prometheus_client collects them.
+It also collects memory, CPU and garbage collection of this process, like prometheus_client.
 """
 
 import platform
@@ -52,10 +52,10 @@ _PLAIN: tuple[tuple[Metric, Field], ...] = (
 
 
 def _collect_devices(page: PageBuilder, snapshot: Snapshot) -> None:
-    """Add the series of every device and holder, and of what could not be matched to a device.
+    """Add the series of every device and holder, and of the unmatched devices of containers.
 
-    A device that is not up keeps its identity, its holders, its price and its Xid counts, and a GPU that needs a reset
-    its recovery action. It has no measured values.
+    A device that is not up has no measured values. It keeps its identity, holders, price and Xid counts. A GPU that
+    needs a reset keeps its recovery action too.
     """
     for view in snapshot.devices:
         identity, up = _identity(view, snapshot.node), view.state is DeviceState.UP
@@ -123,7 +123,7 @@ def _activity(view: DeviceView, identity: Labels, bottlenecks: Mapping[Bottlenec
 
 
 def _health(view: DeviceView, identity: Labels, events: DeviceEvents | None) -> Iterator[Series]:
-    """Yield a device's Xids, and the other health series of a whole GPU that answers."""
+    """Yield the Xids of a device, and the other health series of a GPU that answers."""
     for xid, count in sorted(view.xids.items()):
         yield catalog.GPU_XID_ERRORS_TOTAL, plus(identity, ("xid", str(xid))), count
     is_board = view.instance is None and view.state in ANSWERING
@@ -177,7 +177,7 @@ def _bytes(view: DeviceView, field: Field) -> float | None:
 
 
 def _holder(use: PodUse, identity: Labels, *, up: bool) -> list[Series]:
-    """Return the series of a holder, which are shown together or not at all."""
+    """Return the series of a holder, which are shown together or left out together."""
     holder, activity = use.holder, use.activity
     plain = named(POD_LABELS, holder.namespace, holder.pod, holder.container, holder.pod_uid, base=identity)
     rows: list[Series] = [
@@ -253,11 +253,11 @@ class ExpositionOptions:
     collectors: Collectors = collectors_file.DEFAULT
     dcgm_labels: LabelStyle = dcgm_names.DEFAULT
     series_limit: int = 20_000
-    """Maximum number of series of the pod level; a holder that does not fit is left out as a whole and counted."""
+    """Maximum number of series of holders; a holder that exceeds it is left out with all its series, and counted."""
 
 
 def families(snapshot: Snapshot, options: ExpositionOptions, dropped: Dropped | None = None) -> list[Family]:
-    """Return all families of a snapshot, in a stable order; what is left out is added to ``dropped``."""
+    """Return all families of a snapshot, in a stable order; count omitted series in ``dropped``."""
     dropped = dropped or Dropped()
     page = PageBuilder(options.series_limit, dropped)
     page.declare_all(catalog.ALL)
@@ -276,10 +276,10 @@ _Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
 def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOptions) -> None:
     """Add the `DCGM_FI_*` rows of every device that answers, and the Xids of all.
 
-    A device with one exclusive holder carries its labels. A shared device has a bare row per field, and a row per
-    holder only for values that were measured per holder. A MIG instance has the values that are measured on it, with
-    the labels of its parent; values of the whole board are on the board's own row only. The board's row leaves out the
-    fields of its instances, as in dcgm-exporter: a sum over all rows would count them twice.
+    The rows of a device with one exclusive holder have the labels of that holder. A shared device has a row per field
+    without a holder, and a row per holder for values that were measured per holder. The rows of a MIG instance have
+    the labels of its GPU, and only values that are measured on the instance. The rows of the GPU leave out the fields
+    of its instances, as in dcgm-exporter: a sum over all rows would count them twice.
     """
     rows, style = options.collectors.rows, options.dcgm_labels
     numbers = [row for row in rows if row.kind is not Kind.LABEL]
@@ -312,7 +312,7 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
 
 
 def _columns(rows: Iterable[Row]) -> _Columns:
-    """Return rows and converters by field, except of the last Xid, whose rows have more labels."""
+    """Return rows and converters by field, without the last Xid, because its rows have more labels."""
     columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
     for row in rows:
         if row.field.field is not Field.XID_ERRORS:
@@ -321,16 +321,16 @@ def _columns(rows: Iterable[Row]) -> _Columns:
 
 
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
-    """Return the only holder of a whole device, if there is one."""
+    """Return the only holder of a whole device; ``None`` for a free or shared device."""
     return pods[0] if len(pods) == 1 and pods[0].holder.mode is not ShareMode.SHARED else None
 
 
 def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
-    """Return the fields that are in rows of instances, by UUID of their board."""
+    """Return the fields that the rows of instances contain, by UUID of the GPU."""
     shown: dict[str, frozenset[Field]] = {}
     for view in devices:
         if view.instance and view.state in ANSWERING:
-            # A board's profile next to instances without values would be read as theirs.
+            # Profiling values of the GPU could be mistaken for those of instances without values.
             profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
             in_parts = profiled | (of_instance.keys() & view.values.keys())
             shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | in_parts
@@ -357,7 +357,7 @@ def _last_xid(
 
 
 def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, int]]:
-    """Return the GPU instances with several compute instances, which need one more label."""
+    """Return the GPU instances with several compute instances, which need an additional label."""
     counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
     return frozenset(key for key, count in counts.items() if count > 1)
 
@@ -376,7 +376,7 @@ def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
         Field.DRIVER_VERSION: reading.driver_version if reading else None,
         Field.NVML_VERSION: reading.nvml_version if reading else None,
     }
-    # An instance has its own text.
+    # The text of the GPU is not that of an instance.
     other = None if instance and row.field.per_instance else view.gpu.labels.get(row.field.field)
     return known.get(row.field.field, other)
 

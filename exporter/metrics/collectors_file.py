@@ -24,14 +24,14 @@ from exporter.model.fields import PIPES, Field
 from exporter.model.formatting import some
 
 HIGHEST_ID = 1650
-"""Numeric ids up to here exist, or may exist, in DCGM 4.7."""
+"""Highest numeric id that can exist in DCGM 4.7."""
 
 _Known = tuple[DcgmField, Era]
-"""A field, and the era that decides its unit."""
+"""Field, and the era of its unit."""
 
 
 def other_fields() -> dict[str, _Known]:
-    """Return the fields that only DCGM measures, by each of their names and by number.
+    """Return the fields that only DCGM measures, by name (each of them) and by number.
 
     They are read from a file at each call and not kept, because only a collectors file needs them.
     """
@@ -79,19 +79,19 @@ ALWAYS_READ: frozenset[Field] = frozenset(
         Field.XID_ERRORS,
     }
 )
-"""Fields that are read with any collectors file."""
+"""Fields that are read whatever the collectors file contains."""
 
 BY_IDENTITY = (Field(50), Field(54), Field(57))
-"""Name, UUID and PCI address: texts that every source has."""
+"""Fields with texts of the identity, which every source provides: name, UUID and PCI address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Metric):
-    """One metric (or label) of the drop-in family; its name is printed exactly as the file has it."""
+    """One metric (or label) of the drop-in family; its name is shown exactly as in the file."""
 
     field: DcgmField
     era: Era
-    """Decides the unit in which it is shown."""
+    """Era of the shown unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Collectors:
 
     rows: tuple[Row, ...]
     events: tuple[Metric, ...] = ()
-    """Counts of dcgm-exporter's own."""
+    """Event counts that dcgm-exporter defines itself."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -110,12 +110,12 @@ class Collectors:
 
     @property
     def dcgm_only(self) -> tuple[Row, ...]:
-        """Rows of fields that NVML lacks: without DCGM they show nothing."""
+        """Rows of fields that NVML lacks; they have no series without DCGM."""
         return tuple(row for row in self.rows if row.field.field.only_dcgm and row.field.field not in BY_IDENTITY)
 
     @property
     def without_dcgm(self) -> str:
-        """Rows that show nothing without DCGM, and the fix, in one line; empty without such rows."""
+        """Names of rows without a series if DCGM is not used, and the fix, in one line; empty without such rows."""
         names = some([row.name for row in self.dcgm_only], _SHOWN_NAMES)
         fix = "which show nothing; name its host engine (--dcgm-address)"
         return f"collectors: only DCGM measures {names}, {fix}" if names else ""
@@ -133,18 +133,19 @@ def default(names: str) -> Collectors:
 
 
 DEFAULT = default(Era.LEGACY)
-"""The set without a collectors file."""
+"""Rows of an agent without a collectors file."""
 
 
 def parse(text: str, source: str) -> Collectors:
     """Read a collectors file in dcgm-exporter's format: field, Prometheus type, help.
 
-    The field may be a name of any era or a numeric id (printed with the name of its era). Of two rows with the
-    same id the first one counts, as there; the old field and 4.9's of another unit have two, and may stand together.
+    The field may be a name of any era or a numeric id (shown with the name of its era). Of two rows with the same id
+    the first one counts, as in dcgm-exporter. An old field and its 4.9 form in another unit have different ids, so a
+    file may have both.
 
     Args:
         text: The whole file.
-        source: Its name, for messages.
+        source: Name of the file, for messages.
 
     Raises:
         ConfigError: With one line ``source:line: ...`` per mistake.
@@ -181,7 +182,11 @@ def parse(text: str, source: str) -> Collectors:
 
 
 def _row(line: str, others: Mapping[str, _Known]) -> tuple[Metric | None, str]:
-    """Return a line's row and a warning; a ``ValueError`` has the mistake and what is allowed."""
+    """Return the row of a line and a warning.
+
+    Raises:
+        ValueError: The line is invalid; the message has the mistake and the allowed values.
+    """
     name, kind_text, text = _columns(line)
     try:
         kind = Kind(kind_text)
@@ -210,13 +215,13 @@ def _check_kind(name: str, written: Kind, true: Kind) -> None:
 
 
 def _field(name: str, others: Mapping[str, _Known]) -> _Known | None:
-    """Return the field of a name or number and the era of its unit; ``None`` if it exists and is not measured."""
+    """Return the field of a name or number and the era of its unit; ``None`` if it exists but is not measured."""
     known = BY_NAME.get(name) or others.get(name)
     if known:
         return known if known[0].asked else None
     if name in _DEAD_NAMES or (_NUMBER.fullmatch(name) and int(name) <= HIGHEST_ID):
         return None
-    # No number is a misspelling of another.
+    # Numbers get no suggestions: a wrong number is not a misspelling of another one.
     words = () if name.isdecimal() else (*BY_NAME, *others, *EventCount, *NOT_MADE)
     raise ValueError(f"unknown field {name!r}{expected(name, words, 'DCGM field names and ids', cutoff=0.8)}")
 

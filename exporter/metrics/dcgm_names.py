@@ -1,4 +1,4 @@
-"""Defines fields with names and units of each era, labels, and counts of events as dcgm-exporter has them.
+"""Defines the fields, labels and event counts of dcgm-exporter, with the names and units of each era.
 
 Names are never trusted for a unit: DCGM 4.6 calls id 203 ``DCGM_FI_DEV_GPU_UTIL_RATIO`` and means percent; 4.7
 gives the same name to id 1613 and means 0..1. Here that name has its 4.9-release meaning, 0..1.
@@ -26,14 +26,14 @@ class Era(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmField:
-    """One field in every spelling. Values arrive in the legacy unit; ``times`` and ``per`` lead to the 4.9 unit."""
+    """Names and units of one field. Values are in the legacy unit; ``times`` and ``per`` convert to the 4.9 unit."""
 
     field: Field
     legacy_name: str
     canonical_name: str
-    """Of DCGM 4.6: same id and unit as the legacy name."""
+    """Name in DCGM 4.6, with the id and unit of the legacy name."""
     new_name: str | None
-    """Of dcgm-exporter 4.9; ``None`` where the new field cannot be derived from what is measured."""
+    """Name in dcgm-exporter 4.9; ``None`` if the new field cannot be derived from the measured values."""
     new_id: int
     kind: Kind
     unit: str
@@ -41,22 +41,22 @@ class DcgmField:
     times: int
     per: int
     whole: bool
-    """An integer in the legacy era."""
+    """Whether it is an integer in the legacy era."""
     new_whole: bool
     per_instance: bool
-    """Measured on a MIG instance; else a value of the whole board, which is never copied to its instances."""
+    """Whether it is measured on a MIG instance; otherwise it is a value of the board, never copied to instances."""
     default: bool
-    """In dcgm-exporter's default file up to 4.8."""
+    """Whether dcgm-exporter's default file up to 4.8 has it."""
     new_default: bool
     other_names: tuple[str, ...] = ()
-    """Of dcgm-exporter's 1.x-compatibility file, and between those of DCGM."""
+    """Names in dcgm-exporter's 1.x-compatibility file, or in other versions of DCGM."""
     asked: bool
-    """False for a field that is only known by name."""
+    """Whether the sources read it; False for a field with a known name and no source."""
     help: str
 
     @property
     def is_profiling(self) -> bool:
-        """Whether GPM or DCGM's profiling module measures it."""
+        """Whether GPM or the profiling module of DCGM measures it."""
         return self.legacy_name.startswith("DCGM_FI_PROF_")
 
     def name(self, era: Era) -> str | None:
@@ -64,11 +64,11 @@ class DcgmField:
         return self.legacy_name if era is Era.LEGACY else self.new_name
 
     def number(self, era: Era) -> int:
-        """Id in an era; 4.7 has new ones where the unit is another."""
+        """Id in an era; 4.7 has a new id for a field with another unit."""
         return int(self.field) if era is Era.LEGACY else self.new_id
 
     def converter(self, era: Era) -> Callable[[float], int | float]:
-        """Return the conversion from the legacy unit to the era's; a fraction of a whole number stays one."""
+        """Return the conversion from the legacy unit to the unit of an era; fractions of whole fields are kept."""
         if era is Era.LEGACY:
             return _whole_if_exact if self.whole else float
         times, per = self.times, self.per
@@ -128,11 +128,11 @@ _LINES = table_lines("dcgm_fields.txt")
 TABLE: tuple[DcgmField, ...] = tuple(
     parse_field(columns, text.strip()) for columns, text in zip(_LINES[::2], _LINES[1::2], strict=True)
 )
-"""Fields that NVML answers too; those of a default set first, in the order of dcgm-exporter's file."""
+"""Fields that NVML reports too; first those of a default set, in the order of dcgm-exporter's file."""
 
 
 def names_of(rows: Iterable[DcgmField]) -> dict[str, tuple[DcgmField, Era]]:
-    """Return fields by each of their names and ids, with the era that decides its unit; an older one wins."""
+    """Return fields by name and id, each with the era of its unit; of two eras with the name, the older one."""
     names: dict[str, tuple[DcgmField, Era]] = {}
     for row in rows:
         if row.new_name:
@@ -144,9 +144,9 @@ def names_of(rows: Iterable[DcgmField]) -> dict[str, tuple[DcgmField, Era]]:
 
 
 BY_NAME: Mapping[str, tuple[DcgmField, Era]] = MappingProxyType(names_of(TABLE))
-"""Names of 1.x, up to 4.8, 4.6 and 4.9, and ids, each with the era that decides its unit.
+"""Fields and eras of their units by name and id: names of 1.x, up to 4.8, 4.6 and 4.9.
 
-A name that both eras have is of the older one: the unit is the same.
+A name in both eras belongs to the older era; its unit is the same in both.
 """
 
 
@@ -162,7 +162,7 @@ TAKEN = frozenset(
         *(*_HOLDER, *_OLD_HOLDER, "pod_uid", *_BY_METRIC),
     }
 )
-"""Names that some series of the family has in one spelling or the other: the node's name cannot have one of them."""
+"""Label names that series of the family use in some style; the label with the name of the node must differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +172,14 @@ class LabelStyle:
     hostname: str = "Hostname"
     """Name of the label with the node's name; empty for no such label."""
     pod_uid: bool = False
-    """Whether rows that name a pod have its ``pod_uid`` too, where it is known."""
+    """Whether rows with a pod have its ``pod_uid`` too, if it is known."""
     old_names: bool = False
-    """``uuid``, ``container_name``, ``pod_name`` and ``pod_namespace``, as with dcgm-exporter's --use-old-namespace."""
+    """Whether labels are ``uuid``, ``container_name``, ..., as with dcgm-exporter's --use-old-namespace."""
     model_hyphens: bool = False
-    """``NVIDIA-H100-80GB-HBM3``, as with its --replace-blanks-in-model-name."""
+    """Whether models are ``NVIDIA-H100-80GB-HBM3``, as with its --replace-blanks-in-model-name."""
 
     engine_host: str = ""
-    """Host of a DCGM engine on another machine, the value of ``hostname`` while DCGM is the only source."""
+    """Host of a DCGM engine on another machine: value of the host label while DCGM is the only source."""
 
     def node(self, snapshot: Snapshot) -> str:
         """Return the value of the host label: the node, or the machine of a remote engine."""
@@ -187,7 +187,7 @@ class LabelStyle:
         return self.engine_host if self.engine_host and alone else snapshot.node
 
     def device(self, view: DeviceView, node: str, *, crowded: bool) -> Pairs:
-        """Return the labels of a device; ``crowded``: for one of several compute instances of a GPU instance."""
+        """Return the labels of a device; ``crowded``: it is one of several compute instances of a GPU instance."""
         gpu, instance = view.gpu, view.instance
         pairs: Pairs = [
             ("gpu", str(gpu.index)),
@@ -203,7 +203,7 @@ class LabelStyle:
         return [*pairs, (self.hostname, node)] if self.hostname else pairs
 
     def holder(self, holder: Holder) -> Pairs:
-        """Return the labels of a holder, in alphabetical order of the names, as there."""
+        """Return the labels of a holder, in alphabetical order of the names, as in dcgm-exporter."""
         names = _OLD_HOLDER if self.old_names else _HOLDER
         values = dict(zip(names, (holder.container, holder.namespace, holder.pod), strict=True))
         pairs: Pairs = sorted(values.items())
@@ -215,14 +215,14 @@ DEFAULT = LabelStyle()
 
 
 ANSWERING = (DeviceState.UP, DeviceState.RESET_REQUIRED)
-"""A GPU that needs a reset has no activity, but reports its fault."""
+"""States of GPUs with rows: a GPU that needs a reset has no activity, but reports its fault."""
 
 _MILLISECONDS = 1000
 _NO_EVENTS = DeviceEvents()
 
 
 class EventCount(StrEnum):
-    """dcgm-exporter's event counts that this agent has."""
+    """Event counts of dcgm-exporter that this agent provides."""
 
     XIDS_RECENT = "DCGM_EXP_XID_ERRORS_COUNT"
     XIDS = "DCGM_EXP_XID_ERRORS_TOTAL"
@@ -234,7 +234,7 @@ class EventCount(StrEnum):
 NOT_MADE: Mapping[str, str] = {
     "DCGM_EXP_P2P_STATUS": "gpu_nvlink_errors_total, or DCGM_FI_DEV_P2P_NVLINK_STATUS with DCGM",
 }
-"""dcgm-exporter's other counts, each with a replacement."""
+"""Other event counts of dcgm-exporter, each with a replacement."""
 
 _HELP = {
     EventCount.XIDS_RECENT: "Xid events in the window, by code; 0 without a code where there was none.",
@@ -288,7 +288,7 @@ _SIGNS: Mapping[str, Mapping[tuple[Field, int], _Verdict]] = {
 
 
 def event_metric(name: str, text: str) -> Metric:
-    """Return the metric of a name of ``EventCount``, with its true type; an empty text is replaced by our help."""
+    """Return the metric of a name of ``EventCount``, with its true type; an empty help gets the default help."""
     count = EventCount(name)
     kind = Kind.COUNTER if count.endswith("_TOTAL") else Kind.GAUGE
     return Metric(name=count, kind=kind, help=text or _HELP[count])
@@ -297,7 +297,7 @@ def event_metric(name: str, text: str) -> Metric:
 def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[tuple[tuple[tuple[str, str], ...], int]]:
     """Yield labels and values of one device for a metric with a name of ``EventCount``.
 
-    Clock events belong to the board and are only on its row. A device that is down keeps its Xids, which may be the
+    Clock events belong to the board, so only its row has them. A device that is down keeps its Xids, which may be the
     cause.
     """
     events = snapshot.events.get(view.uuid, _NO_EVENTS)
@@ -322,7 +322,7 @@ def event_samples(name: str, view: DeviceView, snapshot: Snapshot) -> Iterator[t
 
 
 def _health(view: DeviceView, snapshot: Snapshot) -> Mapping[str, _Verdict]:
-    """Return the worst verdict by watch on a GPU and its instances; a watch of which nothing is known is absent."""
+    """Return the worst verdict by watch on a GPU and its instances; a watch without data is absent."""
     devices = (one.uuid for one in snapshot.devices if one.gpu.uuid == view.gpu.uuid)
     xids = {xid for uuid in devices if uuid in snapshot.events for xid in snapshot.events[uuid].recent_xids}
     found: dict[str, list[_Verdict]] = {}
@@ -354,5 +354,5 @@ _TEXTS = dict(line.split(" ", 1) for line in table_lines("xid_texts.txt"))
 
 
 def xid_text(code: int) -> str:
-    """Return the meaning of an Xid code, in a few words."""
+    """Return the meaning of an Xid code as a short text."""
     return _TEXTS.get(str(code), "Unknown error")

@@ -11,14 +11,14 @@ from exporter.model.snapshot import Snapshot
 
 _POD = (*DEVICE_LABELS, *POD_LABELS)
 
-# Seconds are sums of floats, so "all" allows for rounding.
+# Part of the seconds that counts as all of them: sums of floats have rounding errors.
 _NEARLY_ALL = 1 - 1e-9
 
 
 def collect_ledger(page: PageBuilder, snapshot: Snapshot) -> None:
-    """Add the ledger's series; before the first reading was metered there are none.
+    """Add the series of the ledgers; there are none until the first reading is metered.
 
-    Owners always fit: the ledger bounds them.
+    The series limit does not apply to owners, because the ledger limits their number.
     """
     if snapshot.devices and snapshot.metering.price_book:
         page.metric(catalog.UNPRICED_DEVICES, NO_LABELS, snapshot.metering.unpriced_gpus)
@@ -36,7 +36,7 @@ def collect_ledger(page: PageBuilder, snapshot: Snapshot) -> None:
 
 
 def energy_joules(totals: Totals) -> float | None:
-    """Return the energy of an account; ``None`` if it was never measured, as in an account without seconds."""
+    """Return the energy of an account; ``None`` if it was never measured, or the account has no seconds."""
     never = totals.energy_unknown_seconds >= totals.seconds.total * _NEARLY_ALL
     return None if never and not totals.energy_joules else totals.energy_joules
 
@@ -55,7 +55,7 @@ def _pod(pod: PodAccount, totals: Totals, node: str) -> Iterator[Series]:
 
 
 def _ledger(ledger: ShownLedger, node: str) -> Iterator[Series]:
-    """Yield the series of one ledger; a series exists from its first second, joule or cent on."""
+    """Yield the series of one ledger; a series begins with its first second, joule or cent."""
     of_ledger = labels(("ledger", ledger.identity))
     yield catalog.GPU_LEDGER_CREATED_TIMESTAMP_SECONDS, plus(of_ledger, ("node", node)), ledger.created_at_seconds
     yield catalog.LEDGER_CAPACITY_SECONDS_TOTAL, of_ledger, ledger.capacity_seconds
@@ -63,7 +63,7 @@ def _ledger(ledger: ShownLedger, node: str) -> Iterator[Series]:
         owner = account.owner
         labels_of_owner = (owner.namespace, owner.kind, owner.name, owner.team, owner.cost_labels)
         carried = named(OWNER_LABELS, node, *labels_of_owner, account.model, account.mode, base=of_ledger)
-        for state, seconds in totals.seconds:  # without plus: states of long ledgers would fill what it remembers
+        for state, seconds in totals.seconds:  # without plus: the states of a long ledger would fill its cache
             yield catalog.GPU_LEDGER_SECONDS_TOTAL, Labels(f'{carried},state="{state}"'), seconds or None
         for currency, money in sorted(totals.money.items()):
             priced = plus(carried, ("currency", currency))
@@ -74,7 +74,7 @@ def _ledger(ledger: ShownLedger, node: str) -> Iterator[Series]:
 
 
 _DIGITS = 3
-"""Decimals of GPU-seconds over a window, which are interpolated: more would be noise."""
+"""Decimals of GPU-seconds over a window; they are interpolated, so further decimals are noise."""
 
 
 def collect_owners(page: PageBuilder, snapshot: Snapshot) -> None:

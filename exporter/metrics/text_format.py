@@ -14,7 +14,7 @@ from typing import NewType, Self
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 Labels = NewType("Labels", str)
-"""An ordered label set as its text, ``name="value",...`` without braces, escaped: the same in both text formats.
+"""Ordered label set as text: ``name="value",...`` without braces, escaped; the same in both text formats.
 
 A string caches its hash, and all series with the same labels share it.
 """
@@ -23,7 +23,7 @@ NO_LABELS = Labels("")
 
 
 class Kind(StrEnum):
-    """Prometheus type of a family; ``LABEL`` is a row of a collectors file that becomes a label instead."""
+    """Prometheus type of a family; ``LABEL`` is a row of a collectors file that becomes a label."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 def labels(*pairs: tuple[str, str | None]) -> Labels:
-    """Return a label set in the given order, without empty values, which mean absent in Prometheus."""
+    """Return a label set in the given order. Empty values are left out: Prometheus treats them as absent."""
     return plus(NO_LABELS, *pairs)
 
 
@@ -41,17 +41,17 @@ def plus(base: Labels, *more: tuple[str, str | None]) -> Labels:
 
 
 def named(names: Sequence[str], *values: str | None, base: Labels = NO_LABELS) -> Labels:
-    """Do the same as ``plus``, with one value per name."""
+    """Return a label set like ``plus``, with one value per name."""
     return _joined(base, tuple(zip(names, values, strict=True)))
 
 
-@lru_cache(maxsize=4096)  # nearly all sets are the same from page to page; bounded, because pods change
+@lru_cache(maxsize=4096)  # most sets repeat from page to page; limited, because pods change
 def _joined(base: Labels, more: tuple[tuple[str, str | None], ...]) -> Labels:
     text = ",".join([_pair(name, value) for name, value in more if value])
     return Labels(f"{base},{text}" if base and text else base or text)
 
 
-@lru_cache(maxsize=1024)  # new sets are made of the same few hundred pairs
+@lru_cache(maxsize=1024)  # new sets consist of the same few hundred pairs
 def _pair(name: str, value: str) -> str:
     # Invalid Unicode is replaced here, so two sets with the same text on the page are equal.
     valid = value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -76,9 +76,9 @@ _USUAL = frozenset({int, float})
 
 
 def number(value: float) -> str:
-    """Return a value as text: integers without a point, floats in the shortest form that parses to the same value.
+    """Return a value as text: integers without a decimal point, floats in the shortest exact form.
 
-    The form of floats is that of prometheus_client.
+    Floats have the same form as in prometheus_client.
     """
     if isinstance(value, int):
         return str(int(value))
@@ -90,31 +90,31 @@ def number(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     point = text.find(".")
-    if point <= _GO_EXPONENT_DIGITS:  # an exponent already
+    if point <= _GO_EXPONENT_DIGITS:  # the text already has an exponent
         return text
     mantissa = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
     return f"{mantissa}e+{point - 1:02d}"
 
 
 Kept = dict[str, tuple[object, bytes]]
-"""What a family showed on the last page and its text, by name: most families are the same on the next page."""
+"""Content and text of each family on the last page, by name: most families repeat on the next page."""
 
 
 def render(families: Iterable[Family], *, openmetrics: bool, kept: Kept | None = None) -> bytes:
     """Return a page in text format 0.0.4, or in OpenMetrics 1.0.
 
-    OpenMetrics requires counters to end in ``_total``; DCGM's do not, so they are of type ``unknown`` there. Families
-    without series are left out. Invalid Unicode is replaced, so one invalid name does not make the page invalid.
+    OpenMetrics requires names of counters to end in ``_total``. DCGM's do not, so their type there is ``unknown``.
+    Families without series are left out. Invalid Unicode is replaced, so that one name cannot invalidate the page.
 
     Args:
-        families: In the order of the page.
-        openmetrics: Selects the format.
-        kept: Of the last page in this format; changed to this page's.
+        families: Families in the order of the page.
+        openmetrics: Whether the format is OpenMetrics.
+        kept: Texts of the last page in this format; updated to those of this page.
     """
     kept, parts = {} if kept is None else kept, []
     for family in families:
         if family.values:
-            # Equal values can have different texts: 1 and 1.0.
+            # The types too: the equal values 1 and 1.0 have different texts.
             shown = family.kind, family.help, [*family.values.items()], [*map(type, family.values.values())]
             known = kept.get(family.name)
             if known is None or known[0] != shown:
@@ -151,7 +151,7 @@ def _head(family: Family, *, openmetrics: bool) -> str:
 
 
 def negotiate(accept: str) -> bool:
-    """Return whether the client prefers OpenMetrics 1.0; plain text is the default."""
+    """Return whether the client prefers OpenMetrics 1.0 to plain text, the default."""
     best = {True: 0.0, False: 0.0}
     for entry in accept.lower().split(","):
         media, *parts = (part.strip() for part in entry.split(";"))
@@ -177,7 +177,7 @@ class Metric:
     help: str = ""
     labels: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
-    """Prefixes of further labels: the pods' own, by allow-list."""
+    """Prefixes of additional labels: those that the allow-list exports from pods."""
 
     def meaning(self, text: str) -> Self:
         """Return the metric with its help."""
@@ -196,7 +196,7 @@ Series = tuple[Metric, Labels, float | None]
 
 @dataclass(slots=True, kw_only=True)
 class Dropped:
-    """Counts of what was left out of pages so far: series over the limit, and invalid samples by reason."""
+    """Counts of omitted data of all pages so far: series over the limit, and invalid samples by reason."""
 
     series: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -206,8 +206,8 @@ class PageBuilder:
     """Builds a page. Not for several threads.
 
     Args:
-        room: Maximum number of series of the pod level.
-        dropped: What is left out is counted here.
+        room: Maximum number of series of holders.
+        dropped: Counts of omitted data, which the builder increases.
     """
 
     def __init__(self, room: int = 0, dropped: Dropped | None = None) -> None:
@@ -217,11 +217,11 @@ class PageBuilder:
         self._values: dict[str, dict[Labels, int | float]] = {}
 
     def metric(self, metric: Metric, labels: Labels, value: float | None) -> None:
-        """Add a series of a declared metric, as ``rows`` does."""
+        """Add one series of a declared metric; see ``rows``."""
         self.rows(((metric, labels, value),))
 
     def rows(self, rows: Iterable[Series]) -> None:
-        """Add series one by one. Values that are not finite and repeated label sets are counted."""
+        """Add series. Series with a value that is not finite, or a repeated label set, are counted as dropped."""
         isfinite, families, reasons = math.isfinite, self._values, self._dropped.reasons
         for metric, labels, value in rows:
             if value is None:
@@ -235,7 +235,7 @@ class PageBuilder:
                 values[labels] = value
 
     def pod(self, rows: Sequence[Series]) -> None:
-        """Add the series of one holder; if there is no room for all of them, add and count none."""
+        """Add the series of one holder; if there is no room for all of them, add none and count them as dropped."""
         if len(rows) > self._room:
             self._dropped.series += len(rows)
         else:
@@ -243,7 +243,7 @@ class PageBuilder:
             self.rows(rows)
 
     def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Set the order of families on the page; a second declaration changes nothing."""
+        """Set the order of families on the page; a repeated declaration has no effect."""
         for metric in metrics:
             self._metrics.setdefault(metric.name, metric)
             self._values.setdefault(metric.name, {})
