@@ -5,19 +5,19 @@ from difflib import get_close_matches
 
 
 def did_you_mean(text: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of a message: the word that a text is most like; empty where there is none."""
+    """Return the end of a message: the word most similar to a text; empty without a similar word."""
     close = get_close_matches(text, list(words), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def expected(text: str, words: Iterable[str], allowed: str, cutoff: float = 0.6) -> str:
-    """Return the end of a message: the word that a text is most like, if any, and what is allowed."""
+    """Return the end of a message: the word most similar to a text, if any, and the allowed values."""
     hint = did_you_mean(text, words, cutoff)
     return f"{hint} Allowed: {allowed}" if hint else f"; allowed: {allowed}"
 
 
 class ExporterError(Exception):
-    """Root of the errors that a user can meet. Exit code 1: a retry can succeed."""
+    """Base class of the errors that users can see. Exit code 1: a retry can succeed."""
 
 
 class ConfigError(ExporterError):

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ShareMode(StrEnum):
-    """The way in which a holder has its device."""
+    """Mode in which a holder has its device."""
 
     EXCLUSIVE = "exclusive"
     MIG = "mig"
@@ -15,7 +15,7 @@ class ShareMode(StrEnum):
 
 
 class AllocationState(StrEnum):
-    """Allocation of a device; the three states are strictly distinct."""
+    """Allocation of a device."""
 
     ALLOCATED = "allocated"
     UNALLOCATED = "unallocated"
@@ -63,13 +63,13 @@ class ContainerAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocations:
-    """One good answer of the kubelet, restricted to containers that have devices or claims."""
+    """One valid answer of the kubelet, restricted to containers with devices or claims."""
 
     answered_at_seconds: float
     """Unix time."""
     containers: tuple[ContainerAllocation, ...] = ()
     allocatable: tuple[DeviceIds, ...] | None = None
-    """``GetAllocatableResources``: healthy devices, allocated or not; ``None`` if the kubelet does not list them."""
+    """Healthy devices of ``GetAllocatableResources``, allocated or not; ``None`` if the kubelet does not list them."""
     other_containers: tuple[tuple[str, str, str], ...] = ()
     """(namespace, pod, container) of containers without any device; they may still have a fraction of a GPU."""
 
@@ -79,7 +79,7 @@ HolderKey = tuple[str, str, str, str]
 
 
 def is_other_pod(before: str | None, after: str | None) -> bool:
-    """Return whether the UIDs of pods with one name are of two pods; an unknown UID may be that of the same pod."""
+    """Return whether two UIDs under one pod name belong to different pods; an unknown UID can be of the same pod."""
     return bool(before and after and before != after)
 
 
@@ -118,7 +118,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unresolved:
-    """A device of a container in the kubelet's list without a match on this node, or one that an unlisted pod uses."""
+    """A listed device of a container without a match on this node, or a device that an unlisted pod uses."""
 
     namespace: str
     pod: str
@@ -128,7 +128,7 @@ class Unresolved:
     reason: str
     """Snake case: ``unknown_uuid``, ``unknown_form``, ``needs_annotation``, ``dra_unresolved``, ..."""
     devices: tuple[str, ...] | None = None
-    """UUIDs of the GPUs and MIG instances that it may be, whole or in part; ``None`` if it may be any device."""
+    """UUIDs of the GPUs and MIG instances that it can be, whole or in part; ``None`` if it can be any device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class Attribution:
     expected_devices: int | None = None
     """Physical GPUs that the kubelet advertises or has allocated; ``None`` if it does not report them."""
     unseen_instances: bool = False
-    """Whether the kubelet knows a MIG instance on none of the GPUs that the driver lists."""
+    """Whether the kubelet lists a MIG instance that is on no GPU of the driver's list."""
     advertised_devices: int | None = None
     """Physical GPUs that the kubelet advertises as healthy; ``None`` if it does not report them."""
     allocated_devices: int | None = None
@@ -159,11 +159,11 @@ class Attribution:
     """Last advertised number of replicas by (device UUID, resource)."""
 
     def is_doubtful(self, uuid: str) -> bool:
-        """Return whether a device may have an unknown holder: none is known, or an unresolved id may be the device."""
+        """Return whether a device may have an unknown holder: no holders are known, or an unresolved id may be it."""
         return not self.known or any(one.devices is None or uuid in one.devices for one in self.unresolved)
 
     def allocation(self, uuid: str) -> AllocationState:
-        """Return the state of a device; "unallocated" only if no unresolved id can be the device."""
+        """Return the allocation state of a device; "unallocated" only if no unresolved id can be the device."""
         if self.holders.get(uuid):
             return AllocationState.ALLOCATED
         return AllocationState.UNKNOWN if self.is_doubtful(uuid) else AllocationState.UNALLOCATED
@@ -171,7 +171,7 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The party that pays. Without Kubernetes metadata only the namespace; unknown parts are empty."""
+    """Owner that GPU time is charged to. Unknown parts are empty; without metadata, only the namespace is set."""
 
     namespace: str = ""
     kind: str = ""
@@ -179,11 +179,11 @@ class Owner:
     name: str = ""
     team: str = ""
     cost_labels: str = ""
-    """``key=value`` pairs sorted by key and joined with commas; only the ledger has them, windows do not."""
+    """Pairs ``key=value``, sorted by key and joined with commas; only set in the ledger, not in windows."""
     provisional: bool = False
-    """Whether it replaces a pod's owner that is not known yet; never shown, and replaced by the actual owner later."""
+    """Whether it stands in for the unknown owner of a pod; never shown, and replaced by the actual owner later."""
     pod_uid: str = ""
-    """UID of that pod if known; empty for every other owner."""
+    """UID of the pod of a provisional owner, if known; empty for every other owner."""
 
     @property
     def without_cost_labels(self) -> "Owner":
@@ -201,17 +201,17 @@ PLATFORM_NAMESPACES = frozenset(
         "runai-reservation",
     }
 )
-"""Namespaces of pods that hold GPUs for others: alerts and advice on waste leave them out."""
+"""Namespaces of pods that hold GPUs for other pods; alerts and advice on waste leave them out."""
 
 UNALLOCATED = Owner(kind="Unallocated")
-"""Owner of GPU time without a holder: free GPUs and MIG instances, free replicas, stranded slices; the platform."""
+"""Owner of GPU time without a holder: free GPUs, MIG instances and replicas, and stranded slices."""
 UNATTRIBUTED = Owner(kind="Unattributed")
-"""Owner of GPU time with an unknown holder, or used by no listed pod."""
+"""Owner of GPU time with an unknown holder, or used by an unlisted process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodMetadata:
-    """One pod of this node, with the data that the agent reads."""
+    """One pod of this node, with the metadata that the agent reads."""
 
     namespace: str
     name: str
@@ -219,12 +219,12 @@ class PodMetadata:
     """UID in the kubelet and cgroups: for a static pod the hash of its file, not the API object's UID."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Only the annotations that are read; the rest can be a megabyte."""
+    """Annotations that the agent uses; all of them can be a megabyte."""
     owner_kind: str = ""
     """Kind of the owner reference with ``controller: true``; empty for a pod without a controller."""
     owner_name: str = ""
     owner_api: str = ""
-    """Group and version of the controller: ``apps/v1``, ``batch/v1``, ``ray.io/v1``."""
+    """API group and version of the controller: ``apps/v1``, ``batch/v1``, ``ray.io/v1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,12 +243,12 @@ class PodFacts:
     problems: tuple[str, ...] = ()
     """Snake-case reasons for values of the pod that could not be parsed, such as ``bad_opt_out``."""
     pod_uid: str = field(default="", compare=False)
-    """UID of the pod; empty when unknown. It does not depend on the owner."""
+    """UID of the pod; empty if unknown. Comparisons ignore it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """Known facts of a node for its prices; unknown ones are empty."""
+    """Facts of a node that select its prices; unknown facts are empty."""
 
     instance_type: str = ""
     capacity_type: str = ""
@@ -263,7 +263,7 @@ class MetadataStatus:
     """State of the data of the Kubernetes API."""
 
     known: bool
-    """Whether the pods have been listed and changes are followed."""
+    """Whether the pods are listed and watched."""
     at_seconds: float | None = None
     """Unix time of the API's last list, event or bookmark."""
     problem: str = ""
@@ -271,4 +271,4 @@ class MetadataStatus:
     names_other_node: bool = False
     """Whether the problem is a wrong --node-name: an error of configuration, which needs a change by the user."""
     remark: str = ""
-    """A fault that does not affect the data, such as clocks that differ, in one line."""
+    """Fault that does not affect the data, such as a clock difference, in one line; empty without one."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 from exporter.model.fields import Field
 
 NO_PROCESS_MEMORY_MIB = 64
-"""With less memory in use than the smallest CUDA context, an empty process list is credible."""
+"""Memory of the smallest CUDA context. With less memory in use, an empty process list is credible."""
 
 
 class DeviceState(StrEnum):
@@ -18,12 +18,11 @@ class DeviceState(StrEnum):
     """The GPU fell off the bus (NVML GpuIsLost); recovers only by itself, a reset or a reboot."""
     RESET_REQUIRED = "reset_required"
     FAILED = "failed"
-    """Calls fail for another reason; see the reason string."""
+    """Calls fail for another cause; see ``reason``."""
     MISSING = "missing"
     """The GPU was present before and is not enumerated now."""
     UNKNOWN = "unknown"
-    """The host engine that replaces the driver, or the agent, has no values now, which does not indicate a fault of
-    the GPU."""
+    """The agent, or the host engine in place of the driver, has no values now. This is not a fault of the GPU."""
 
 
 class SourceState(StrEnum):
@@ -113,18 +112,18 @@ class ProcessUse:
     enc_ratio: float | None = None
     dec_ratio: float | None = None
     jpg_ratio: float | None = None
-    """Like the next field, ``None`` before R550, where the call has no JPEG and optical-flow engines."""
+    """JPEG engine. This field and the next one are ``None`` before R550: the call has no such engines there."""
     ofa_ratio: float | None = None
     ended: bool = False
     """Whether it was sampled since the previous poll and is no longer listed: it has activity, but no memory."""
     mps: bool = False
     """Whether the driver lists it as a client of an MPS server, or did so at the previous poll."""
     graphics: bool = False
-    """Whether the driver lists a graphics context of it, whose raster and ray-tracing units no source measures."""
+    """Whether the driver lists a graphics context of it; no source measures raster and ray-tracing units."""
 
     @property
     def busiest_ratio(self) -> float | None:
-        """Use of its busiest engine, as a transcoder is not idle; ``None`` without samples."""
+        """Use of its busiest engine, codecs included, because a transcoder is not idle; ``None`` without samples."""
         engines = (self.sm_ratio, self.enc_ratio, self.dec_ratio, self.jpg_ratio, self.ofa_ratio)
         return max((ratio for ratio in engines if ratio is not None), default=None)
 
@@ -136,9 +135,9 @@ class MigReading:
     instance: MigInstance
     values: Mapping[Field, int | float] = field(default_factory=dict)
     processes: tuple[ProcessUse, ...] | None = None
-    """``None``: the driver did not report them; empty: it reported none."""
+    """Processes on the instance; ``None`` if the driver did not report them, empty if it reported none."""
     from_dcgm: frozenset[Field] = frozenset()
-    """The keys of ``values`` that DCGM reported; the others are NVML's. Empty until the sources are merged."""
+    """Keys of ``values`` that DCGM reported; NVML reported the others. Empty until the sources are merged."""
 
     @property
     def uuid(self) -> str:
@@ -148,7 +147,7 @@ class MigReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One physical GPU at one instant. A quantity that was not measured is not a key of ``values``."""
+    """One physical GPU at one instant. ``values`` has only measured quantities."""
 
     gpu: Gpu
     state: DeviceState = DeviceState.UP
@@ -180,7 +179,7 @@ class GpuReading:
         return (self, *self.instances)
 
     def without_values(self, state: DeviceState, reason: str) -> "GpuReading":
-        """Return the GPU in another state, with its identity and those of its instances, and no other data."""
+        """Return the GPU in another state, with only its identity and the identities of its instances."""
         bare = tuple(MigReading(instance=part.instance) for part in self.instances)
         return GpuReading(
             gpu=self.gpu, state=state, reason=reason, instances=bare, lacks_instances=self.lacks_instances
@@ -270,14 +269,14 @@ CLOCK_EVENTS = (
 
 
 class XidTier(StrEnum):
-    """The party that must act on an Xid; a label value of ``gpu_xid_last_seen_timestamp_seconds``."""
+    """Tier of an Xid, by the required action; a label value of ``gpu_xid_last_seen_timestamp_seconds``."""
 
     CRITICAL = "critical"
     """The GPU needs a reset or its node a reboot."""
     APPLICATION = "application"
     """A program performed an illegal operation."""
     WARNING = "warning"
-    """An operator should look the code up; includes unknown codes."""
+    """An operator should check the meaning of the code; includes unknown codes."""
     NONE = "none"
     """No action."""
 
@@ -292,10 +291,10 @@ _XID_TIERS = {
         *(14, 37, 38, 43, 44, 45, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161),
     ),
 }
-"""docs/runbook.md gives the reasons."""
+"""Xids by tier; docs/runbook.md has the reasons."""
 _TIER_OF = {xid: tier for tier, xids in _XID_TIERS.items() for xid in xids}
 _RECOVERY_ACTION_CHANGED = 154
-"""Also sent when the action changes back to none."""
+"""Xid of a changed recovery action; also sent when the action changes back to none."""
 
 
 def xid_tier(xid: int, *, tells_action: bool = False) -> XidTier:
@@ -315,11 +314,11 @@ class DeviceEvents:
     """Events of a GPU, or of one GPU instance of it, since the agent started."""
 
     recent_xids: Mapping[int, int] = field(default_factory=dict)
-    """Events per Xid in the snapshot's ``xid_window_seconds``; empty also if no window is kept."""
+    """Events per Xid in the snapshot's ``xid_window_seconds``; empty if there are none or no window is kept."""
     clock_events: Mapping[str, int] | None = None
-    """Number of starts of each of ``CLOCK_EVENTS``; ``None`` without that report: a GPU instance, some models."""
+    """Number of starts of each of ``CLOCK_EVENTS``; ``None`` if not reported: for GPU instances and some models."""
     recent_clock_events: Mapping[str, int] | None = None
-    """Number of readings with reduced clocks in the snapshot's ``clock_events_window_seconds``, by reason; absent if 0,
-    ``None`` without a reading in that time, or if no window is kept."""
+    """Number of readings with reduced clocks in the snapshot's ``clock_events_window_seconds``, by reason; a reason
+    without one is absent. ``None`` without a reading in that time, or if no window is kept."""
     thermal_throttle_ratio: float | None = None
     """Part of the last minutes in which heat reduced clocks, 0..1; ``None`` while unknown."""

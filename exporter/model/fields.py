@@ -152,10 +152,10 @@ DECODERS = tuple(Field(one) for one in range(1017, 1025))
 """Activity of each video decoder, ratio 0..1: from DCGM, and from NVML's GPM on MIG instances."""
 
 JPEG_DECODERS = tuple(Field(one) for one in range(1025, 1033))
-"""The same for each JPEG decoder."""
+"""Activity of each JPEG decoder, like ``DECODERS``."""
 
 FLOW_ENGINES = tuple(Field(one) for one in range(1033, 1035))
-"""The same for each optical-flow engine."""
+"""Activity of each optical-flow engine, like ``DECODERS``."""
 
 CODECS = frozenset({*DECODERS, *JPEG_DECODERS, *FLOW_ENGINES})
 """All fields of the video, JPEG and optical-flow engines."""
@@ -170,10 +170,10 @@ PIPES = (
 """Activity of each arithmetic pipe, ratio 0..1."""
 
 MOST_OF_LIMIT = 1.05
-"""Use of a limited resource that noise explains; more is impossible."""
+"""Highest use of a limited resource that counter noise explains; a higher value is invalid."""
 
 _LIMITED = frozenset({*PIPES, Field.PROF_DRAM_ACTIVE})
-"""Ratios that are left out above ``MOST_OF_LIMIT``: cut off to 1, they would make a device look fully used."""
+"""Ratios that are left out above ``MOST_OF_LIMIT``: limited to 1, they would make a device look fully used."""
 _RATIO_DIGITS = 6
 """Precision of ratios in DCGM's tools; further digits are noise of a division by percent."""
 _ROUNDING = 1e-6
@@ -183,9 +183,9 @@ _NOISE = 0.01
 def ratio_in_range(field: int, value: float) -> tuple[float | None, bool]:
     """Return a measured ratio limited to 0..1, and whether it was outside.
 
-    Noise of the counters exceeds the range. More than a hundredth below 0 is no value: a counter restarted between two
-    samples, as when a MIG instance was created again in place of another, and 0 would mean an idle device. So is a pipe
-    or memory above ``MOST_OF_LIMIT``.
+    Counter noise can exceed the range slightly. A ratio more than 0.01 below 0 is invalid (``None``): the counter has
+    restarted between two samples, for example because a MIG instance was created again. A value of 0 would mean an
+    idle device. A pipe or memory ratio above ``MOST_OF_LIMIT`` is invalid too.
 
     Args:
         field: Field of the ratio.

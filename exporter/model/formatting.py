@@ -1,4 +1,4 @@
-"""Formats numbers, money, durations and times for display. Nothing here is escaped: templates do that."""
+"""Formats numbers, money, durations and times for display, without escaping: templates escape them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,11 +11,11 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _IN_SECONDS_BELOW, _IN_MINUTES_BELOW, _IN_HOURS_BELOW = 2 * _MINUTE, 2 * _HOUR, 2 * _DAY
 _GIB = 1024**3
 _DUST = 1e-9
-"""Floating-point error in a sum of shares that is 1."""
+"""Maximum floating-point error of shares that sum to 1."""
 
 
 def clean(name: str) -> str:
-    """Return a text that cannot control the terminal or reverse the line."""
+    """Return a text without characters that control the terminal or the direction of text."""
     return name if name.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
@@ -41,7 +41,7 @@ def money(value: float, currency: str) -> str:
 
 
 def short_money(value: float, currency: str) -> str:
-    """Return ``$200``, ``$2.5k``, ``€3M``, for axes."""
+    """Return ``$200``, ``$2.5k``, ``€3M``, for the axes of charts."""
     symbol = _SYMBOLS.get(currency) or f"{currency} "
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -66,7 +66,7 @@ def hours(seconds: float) -> str:
 
 
 def hour_digits(seconds: float) -> int:
-    """Return the number of decimals for hours in a table of that many GPU-seconds: more for a new ledger."""
+    """Return the number of decimals for hours in a table with a total of GPU-seconds; a small total needs more."""
     value = seconds / _HOUR
     return 1 if value >= _MANY else 2 if value >= _FEW else 4
 
@@ -77,7 +77,7 @@ def gpus(value: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """Return ``<1 %``, ``42 %``, ``99 %``: rounded, but never to 0 % or 100 % unless it is exactly that."""
+    """Return ``<1 %``, ``42 %``, ``99 %``: rounded, but 0 % and 100 % only for the exact value."""
     if 0 < ratio < 0.01:  # noqa: PLR2004 - a per cent
         return "<1 %"
     return "99 %" if 0.99 < ratio < 1 - _DUST else f"{ratio * 100:.0f} %"  # noqa: PLR2004 - 99 per cent
@@ -114,7 +114,7 @@ def brief(seconds: float) -> str:
 
 
 def brief_minutes(seconds: float) -> str:
-    """Return a brief duration of at least minutes, for figures that are up to a minute old: ``1 min``, ``7 h``."""
+    """Return a brief duration in minutes or longer units, for values that can be a minute old: ``1 min``, ``7 h``."""
     return brief(seconds) if seconds >= _IN_SECONDS_BELOW else f"{max(0, int(seconds)) // _MINUTE} min"
 
 
@@ -128,7 +128,7 @@ def moment(unix_seconds: float) -> str:
 
 
 def minute(unix_seconds: float) -> str:
-    """Return ``2026-10-01 00:00``, in UTC, for places that name the zone once."""
+    """Return ``2026-10-01 00:00`` in UTC, without the zone."""
     return f"{_utc(unix_seconds):%Y-%m-%d %H:%M}"
 
 
@@ -159,7 +159,7 @@ def model(name: str) -> str:
 
 
 def summed(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the sum of each name's amounts, in the order of the first ones."""
+    """Return the sum of the amounts of each name, in the order in which names first occur."""
     totals: dict[str, float] = {}
     for name, amount in amounts:
         totals[name] = totals.get(name, 0.0) + amount
@@ -167,7 +167,7 @@ def summed(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first ``most`` names, and the number of the others."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 

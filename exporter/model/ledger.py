@@ -11,7 +11,7 @@ from exporter.model.attribution import HolderKey, Owner, ShareMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A line of the ledger: an owner's use of one model in one mode."""
+    """An account of the ledger: use of one model in one mode by an owner."""
 
     owner: Owner
     model: str
@@ -21,7 +21,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAccount:
-    """A container on a device, with the labels of its series; another pod under the same name is another account."""
+    """Account of a container on a device, with the labels of its series; pods with the same name have separate ones."""
 
     device_uuid: str
     """UUID of the whole GPU or the MIG instance."""
@@ -56,24 +56,24 @@ class Bottleneck(StrEnum):
     VIDEO = "video"
     """A video, JPEG or optical-flow engine."""
     STARVED = "starved"
-    """None of them is near its limit."""
+    """No resource is near its limit."""
 
 
 RESOURCES = tuple(one for one in Bottleneck if one is not Bottleneck.STARVED)
-"""The kinds that have a limit."""
+"""Kinds of resources with a limit."""
 
 
 class ResourceProfile(NamedTuple):
-    """How close a device was to the limits of its hardware over a sample; only if all of its resources were measured.
+    """Use of a device's resources over a sample, as parts of their limits; only if all of them were measured.
 
-    It is an upper bound on useful work: at most this part of what the device can do.
+    It is an upper bound on useful work, as a part of the maximum work of the device.
     """
 
     uses: tuple[float, ...]
     """Use of each of ``RESOURCES``, 0..1 of its limit and at most the activity."""
     bottleneck: Bottleneck
     sm_ratio: float | None = None
-    """Mean part of the multiprocessors with work; ``None`` if it was not measured."""
+    """Mean part of the multiprocessors with work, 0..1; ``None`` if it was not measured."""
 
     @property
     def effective_ratio(self) -> float:
@@ -87,17 +87,17 @@ STATES = ("active_effective", "active_ineffective", "active_unprofiled", "idle",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByState:
-    """Seconds, money or parts of a GPU, by the state of the time; every figure that is divided by state is one."""
+    """Seconds, money or parts of a GPU, divided by the state of the time."""
 
     effective: float = 0.0
-    """Active, and near the limit of a resource of the hardware, by ``ResourceProfile.effective_ratio``."""
+    """Effective part of the activity, by ``ResourceProfile.effective_ratio``."""
     ineffective: float = 0.0
-    """The rest of the activity where all resources were measured."""
+    """Rest of the activity for which all resources were measured."""
     unprofiled: float = 0.0
     """Activity without a measurement of all resources."""
     idle: float = 0.0
     unknown: float = 0.0
-    """Neither active nor idle: activity was not measured."""
+    """Time without measured activity, neither active nor idle."""
 
     @property
     def active(self) -> float:
@@ -121,19 +121,19 @@ class ByState:
 
     @property
     def active_ratio(self) -> float | None:
-        """Active part of the measured part; ``None`` without it. 8 GPUs at 90 % are at 90 %."""
+        """Active part of the measured part, 0..1 also for several GPUs; ``None`` without a measured part."""
         active = self.active
         return active / (active + self.idle) if active or self.idle else None
 
     @property
     def effective_ratio(self) -> float | None:
-        """Effective part of the profiled part; ``None`` without it."""
+        """Effective part of the profiled part, 0..1; ``None`` without a profiled part."""
         profiled = self.profiled
         return self.effective / profiled if profiled else None
 
     @property
     def profiled_ratio(self) -> float | None:
-        """Profiled part of the active part: coverage of ``effective_ratio``; ``None`` without active time."""
+        """Profiled part of the active part, 0..1: coverage of ``effective_ratio``; ``None`` without active time."""
         active = self.active
         return self.profiled / active if active else None
 
@@ -164,18 +164,18 @@ class ByState:
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> "ByState":
-        """Return the figures of a mapping by ``STATES``; an absent one is 0."""
+        """Return the figures of a mapping by ``STATES``; an absent state is 0."""
         return cls(**{_FIELD_OF_STATE[state]: figure for state, figure in figures.items()})
 
 
 _FIELD_OF_STATE = dict(zip(STATES, ByState.__slots__, strict=True))
 NO_SECONDS = ByState()
 STATE_COLUMNS = ("active", *_FIELD_OF_STATE.values())
-"""Names of the figures by state in JSON and tables: the active sum, its parts, and the other states."""
+"""Names of the figures by state in JSON and tables: active time, its parts, and the other states."""
 
 
 def state_columns(figures: ByState | None) -> dict[str, float | None]:
-    """Return the figures by ``STATE_COLUMNS``; ``None`` of a line without an owner, and of effect without a profile."""
+    """Return the figures by ``STATE_COLUMNS``: ``None`` without figures, and for effective parts without a profile."""
     if figures is None:
         return dict.fromkeys(STATE_COLUMNS)
     is_profiled = figures.profiled > 0
@@ -191,9 +191,9 @@ def state_columns(figures: ByState | None) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """One holder's (or no holder's) part of one physical GPU over one interval.
+    """Part of one physical GPU over one interval, with or without a holder.
 
-    The portions of a GPU over an interval sum to the interval: their seconds to its length, their energy to the GPU's.
+    Over an interval, the seconds of a GPU's portions sum to its length, and their energy to the energy of the GPU.
     Seconds are share-weighted GPU-seconds.
     """
 
@@ -205,14 +205,14 @@ class Portion:
     energy_joules: float | None = None
     """Energy in joules; ``None`` if the GPU's energy was not measured over the interval."""
     interval_seconds: float | None = None
-    """Length of the interval, to which the seconds of the GPU's portions sum; ``None`` for energy alone."""
+    """Length of the interval, to which the seconds of the GPU's portions sum; ``None`` for a portion of only energy."""
     estimated: bool = False
-    """Whether activity was only estimated: divided by share among the holders of a device."""
+    """Whether activity was only estimated, by division among the holders by share."""
     profile: ResourceProfile | None = None
-    """Of the device over the profiled seconds; ``None`` without them."""
+    """Resource profile of the device over the profiled seconds; ``None`` without such seconds."""
 
     def part(self, ratio: float) -> "Portion":
-        """Return the portion for a part of its interval, with use and energy spread evenly over the interval."""
+        """Return the portion for a part of its interval; use and energy are spread evenly over the interval."""
         return replace(
             self,
             seconds=self.seconds.scaled(ratio),
@@ -228,10 +228,9 @@ class Totals:
     seconds: ByState = NO_SECONDS
     energy_joules: float = 0.0
     energy_unknown_seconds: float = 0.0
-    """Allocated seconds without measured energy; if these are all seconds, joules are unknown rather than 0."""
+    """Allocated seconds without measured energy. If they are all seconds, the energy is unknown, not 0."""
     money: Mapping[str, ByState] = field(default_factory=dict)
-    """Money by ISO 4217 currency, by state of the seconds that it pays for; a currency without priced seconds is
-    absent."""
+    """Cost by ISO 4217 currency, by state of the charged seconds; a currency without priced seconds is absent."""
     unpriced_seconds: float = 0.0
     """Allocated seconds without a price; included in the seconds above."""
 
@@ -251,7 +250,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Current price of one hour of one physical GPU, and its source; its fields are the keys of JSON documents."""
+    """Current price of one hour of one physical GPU, and its source. JSON documents use the field names as keys."""
 
     per_hour: float
     per_kwh: float = 0.0
@@ -262,12 +261,12 @@ class Price:
     as_of: str
     """ISO date of the row's source."""
     fallback: bool = False
-    """Whether it is from the bundled list-price book, because the user's book has no match."""
+    """Whether the price is from the bundled book of list prices, because no row of the user's book matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownLedger:
-    """The sums of one ledger: under its identity they start at 0, never decrease and have one writer."""
+    """Sums of one ledger. Under an identity they start at 0, never decrease and have one writer."""
 
     identity: str
     created_at_seconds: float
@@ -286,7 +285,7 @@ class LedgerView:
     """
 
     ledgers: tuple[ShownLedger, ...] = ()
-    """The ledger on disk, a memory-only one while the disk fails, and those that ended within 25 hours."""
+    """The ledger on disk, a memory-only ledger while the disk fails, and ledgers that ended within 25 hours."""
     pods: Mapping[PodAccount, Totals] = field(default_factory=dict)
     """Totals of containers that hold a device, or held one within the linger time."""
     conservation_error_seconds: float = 0.0
@@ -305,7 +304,7 @@ class LedgerView:
 
     @property
     def accounts(self) -> Mapping[Account, Totals]:
-        """Every owner's totals, summed over the ledgers."""
+        """Totals of every owner, summed over the ledgers."""
         if len(self.ledgers) == 1:
             return self.ledgers[0].accounts
         summed: dict[Account, Totals] = {}
@@ -323,24 +322,24 @@ class LedgerView:
 WINDOWS: Mapping[str, float] = {"15m": 900.0, "30m": 1800.0, "1h": 3600.0, "2h": 7200.0, "24h": 86400.0}
 """Activity windows in seconds, by the value of the label ``window``."""
 _OF_POLICY = {"batch": "30m", "interactive": "2h", "inference": "24h"}
-"""Window in which a policy is judged, if it is not the hour that every owner shows."""
+"""Window in which alerts judge a policy, if it is not the hour that is shown for every owner."""
 
 
 @cache
 def shown_windows(policy: str) -> frozenset[str]:
-    """Return the windows that an owner shows: 15 minutes, an hour, and the one in which its policy is judged.
+    """Return the windows that are shown for an owner: 15 minutes, an hour, and the window of its policy.
 
-    An owner without holdings has no policy, and shows all windows: its next pods may run elsewhere.
+    An owner that holds nothing has no policy. All its windows are shown, because its next pods may run elsewhere.
     """
     return frozenset({"15m", "1h", _OF_POLICY.get(policy, "1h")} if policy else WINDOWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerUse:
-    """One owner's use of the node. GPUs are share-weighted: a MIG instance or a replica is a part of one.
+    """One owner's use of the node. GPUs are share-weighted: a MIG instance or a replica counts as a part of a GPU.
 
-    Estimated use (divided by share) is only in ``gpus``, ``estimated_gpus``, the age, the policy, the opt-out and
-    ``cost_per_hour``.
+    Only ``gpus``, ``estimated_gpus``, the age, the policy, the opt-out and ``cost_per_hour`` include holders with
+    estimated activity (divided by share).
     """
 
     owner: Owner
@@ -348,39 +347,39 @@ class OwnerUse:
     active_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active GPU-seconds by window, ended holders included; a window without measurement is absent."""
     profiled_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The part of the active seconds in which all resources were measured, by window; a window without any is
+    """Part of the active seconds in which all resources were measured, by window; a window without such seconds is
     absent."""
     effective_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The effective part of ``profiled_seconds``, for the same windows."""
+    """Effective part of ``profiled_seconds``, for the same windows."""
     bottleneck_seconds: Mapping[str, float] = field(default_factory=dict)
-    """``profiled_seconds`` of the last hour by class, which they sum to; a class without any is absent."""
+    """``profiled_seconds`` of the last hour, divided by bottleneck; a bottleneck without seconds is absent."""
     resource_use_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Use of the last hour, in seconds at the limit: by kind of resource, next to the ``profiled`` seconds that it is
-    of; and of ``sm``, next to the part of these in which that was measured, ``sm_profiled``."""
+    """Use of the last hour in seconds at the limit, by kind of resource, with the seconds of its measurement,
+    ``profiled``; the same for the multiprocessors: ``sm``, with the seconds ``sm_profiled``."""
     measured_seconds: Mapping[str, float] = field(default_factory=dict)
     """Active and idle GPU-seconds by window; absent if they are 0 and no measurable device is held."""
     gpus: float | None = None
-    """GPUs held now; ``None``, like all following fields, if the owner holds none now."""
+    """GPUs held now; this field and the following ones are ``None`` or empty if the owner holds nothing now."""
     estimated_gpus: float | None = None
-    """The part of them in shared devices with recent activity that was only estimated; ``None`` without any."""
+    """Part of ``gpus`` in shared devices with recent activity that was only estimated; ``None`` if 0."""
     underused_gpus: float | None = None
-    """GPUs with low own activity; ``None`` without any."""
+    """GPUs with low own activity; ``None`` if 0."""
     unused_gpus: Mapping[str, float] = field(default_factory=dict)
-    """GPUs without activity over a window, by window; a window without any is absent."""
+    """GPUs without activity over a window, by window; absent if 0."""
     active_gpus: float | None = None
-    """GPUs at work; ``None`` if no activity was measured."""
+    """GPUs with activity of at least 5 % over 15 minutes; ``None`` if no activity was measured."""
     idle_for_seconds: float | None = None
     """Shortest time for which a device has been idle; ``None`` if unknown for all devices."""
     age_seconds: float | None = None
     """Longest time for which a device has been held."""
     policy: str = ""
-    """The most patient class of the owner's pods; empty if the owner holds nothing now."""
+    """Class of the owner's pods for which alerts wait longest; empty if the owner holds nothing now."""
     opt_out_until_seconds: float | None = None
     """Unix time of the latest opt-out of the pods; ``inf`` is permanent."""
     cost_per_hour: Mapping[str, float] = field(default_factory=dict)
     """Current price per hour of the held GPUs, by currency; GPUs without a price are left out."""
     idle_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """The part of it for the idle part of the last 15 minutes; unmeasured time is left out."""
+    """Part of ``cost_per_hour`` for the idle part of the last 15 minutes; unmeasured time is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,14 +391,14 @@ class PoolUse:
     unallocated_gpus: float | None = None
     """GPUs without a holder, by share; ``None`` while the allocation of all of them is unknown."""
     unallocated_cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """Their price per hour by currency; GPUs without a price are left out."""
+    """Price per hour of the unallocated GPUs by currency; GPUs without a price are left out."""
     unpriced_gpus: int = 0
-    """GPUs without a known price."""
+    """Number of GPUs without a known price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerXid:
-    """An Xid that a program caused on a device, and a pod that held the device at that time."""
+    """An Xid of tier application on a device, and a pod that held the device at that time."""
 
     owner: Owner
     gpu_index: int
@@ -420,7 +419,7 @@ class SharedIdle:
     gpu_instance: str = ""
     """GPU instance id of a MIG instance; empty for a whole GPU."""
     gpus: float
-    """Part of the physical GPU that is held with an estimated activity."""
+    """Part of the physical GPU with holders whose activity is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +430,6 @@ class OwnersView:
     pools: tuple[PoolUse, ...] = ()
     shared_idle: tuple[SharedIdle, ...] = ()
     broken_gpus: Mapping[Owner, int] = field(default_factory=dict)
-    """Physical GPUs with a critical fault that an owner holds or recently held; an owner without one is absent."""
+    """Number of GPUs with a critical fault that an owner holds or recently held; an owner without one is absent."""
     xids: tuple[OwnerXid, ...] = ()
-    """Xids of the last minutes."""
+    """Xids of the last ten minutes."""

@@ -1,6 +1,6 @@
-"""Converts records to JSON and back; the types of a record's fields are the form of its JSON.
+"""Converts records to JSON and back; the types of the fields define the form of the JSON.
 
-A record is an object with names in the state file, and an array of its fields in the messages of a child process.
+In the state file, a record is an object with names. In messages of a child process, it is an array of its fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,23 +19,23 @@ Record = TypeVar("Record")
 _Reader = Callable[[Any], Any]
 
 _PLAIN: Mapping[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (int, float)}
-"""Types in JSON by type of the field."""
+"""Allowed types in JSON by type of the field."""
 _NUMBERS = frozenset({int, float})
 _MOST = 1e300
-"""Upper limit of a figure: the sum of two figures below it is finite."""
+"""Upper limit of a number, so that the sum of two numbers is finite."""
 _MOST_MEASURED = 2**64
-"""No library reports a larger number; results computed from a larger one may not be finite."""
+"""Upper limit of a measured value: no library reports more, and results of larger values may not be finite."""
 _REPEATED = frozenset({Gpu, MigInstance, ProcessUse})
-"""Records that are mostly the same in the next message: processes are polled at every second sample."""
+"""Records that usually repeat in the next message: processes are polled at every second sample."""
 _KEPT_ROWS = 1024
-"""Kept rows of such a record: more than both children of a node list."""
+"""Number of cached rows per repeated record; both children of a node list fewer."""
 # A table lookup is several times faster than Field(int(key)), and a reading has hundreds of keys.
 _FIELDS = {str(int(member)): member for member in Field}
 _LONGEST_ID = 6
 
 
 def written(record: object) -> dict[str, Any]:
-    """Return a dataclass as a JSON object: the ``default`` of ``json.dumps``.
+    """Return a dataclass as a JSON object, for the ``default`` of ``json.dumps``.
 
     Raises:
         TypeError: The value is not a record.
@@ -49,7 +49,7 @@ def written(record: object) -> dict[str, Any]:
 
 
 def row(record: object) -> object:
-    """Return a dataclass as a JSON array: another ``default`` of ``json.dumps``."""
+    """Return a dataclass as a JSON array, for the ``default`` of ``json.dumps``."""
     kind: Any = type(record)
     return _items_of(kind)(record)
 
@@ -68,7 +68,7 @@ def read(kind: type[Record], data: object) -> Record:
 
 @cache
 def _types_of(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
-    """Return the types of a record's fields; a field that is not an argument, or is a set, is not written."""
+    """Return the types of the fields to write, without sets and fields that are not constructor arguments."""
     hints = get_type_hints(kind)
     plain = {one.name: hints[one.name] for one in fields(kind) if one.init}
     return {name: one for name, one in plain.items() if get_origin(one) is not frozenset}
@@ -112,7 +112,7 @@ def _record_reader(kind: Any) -> _Reader:  # noqa: ANN401 - as above
 
 
 def _hashable(item: Any) -> Any:  # noqa: ANN401 - as above
-    """Return an item of a row as a key of the kept rows: the labels of a GPU are an object."""
+    """Return an item of a row in a hashable form, as a key of cached rows: the labels of a GPU are an object."""
     return tuple(item.items()) if type(item) is dict else item
 
 
@@ -142,7 +142,7 @@ def _measured(values: Mapping[str, Any]) -> dict[Field, int | float]:
 
 
 def _field(key: str) -> Field:
-    """Return the field of an id; ids that only DCGM has become fields when they first arrive."""
+    """Return the field of an id; an id that only DCGM has becomes a field when it first arrives."""
     known = _FIELDS.get(key)
     if known is None:
         if len(key) > _LONGEST_ID:
@@ -157,4 +157,4 @@ _FIXED: Mapping[Any, _Reader] = {
     Field: _field,
     Mapping[Field, int | float]: _measured,
 }
-"""Readers of types that are not made of others."""
+"""Readers of types that do not contain other types."""

@@ -1,4 +1,4 @@
-"""Values of a snapshot: one immutable picture of a node, made by each tick."""
+"""Values of a snapshot: the immutable state of a node that each tick creates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class ActivitySource(StrEnum):
     CODEC = "codec"
     """A video, JPEG or optical-flow engine was busier than the compute engines."""
     COPY = "copy"
-    """Copies over PCIe kept the link busier than the engines."""
+    """Copies: the PCIe link was busier than the engines."""
     PROCESS_SAMPLES = "process_samples"
     """A holder's part, divided in proportion to the driver's per-process samples."""
     ESTIMATED = "estimated"
@@ -31,14 +31,14 @@ class ActivitySource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """Activity over a sample, 0..1, and its source."""
+    """Activity over a sample as a ratio 0..1, and its source."""
 
     ratio: float
     source: ActivitySource
     measured_by: str = "nvml"
     """Source of the reading: ``nvml`` or ``dcgm``."""
     profile: ResourceProfile | None = None
-    """Effective part and bottleneck; ``None`` if a resource was not measured, or of a holder's part of a device."""
+    """Effective part and bottleneck; ``None`` if a resource was not measured, or for a part of a shared device."""
 
 
 IDLE_SHOWN_SECONDS = 120.0
@@ -55,7 +55,7 @@ class PodUse:
     activity: Activity | None = None
     """Part of the device's activity, 0..1 of the *device*; the parts and the remainder sum to the device's."""
     idle_for_seconds: float | None = None
-    """Measured idle time since it was last busy, in seconds; ``None`` while it may be idle or busy."""
+    """Measured idle time since the holder was last busy, in seconds; ``None`` while it may be idle or busy."""
     memory_used_bytes: int | None = None
     values: Mapping[Field, int | float] = field(default_factory=dict)
     """Drop-in fields measured per holder on a shared device (utilisation, memory); empty if not measured."""
@@ -82,17 +82,16 @@ class DeviceView:
     values: Mapping[Field, int | float] = field(default_factory=dict)
     activity: Activity | None = None
     activity_unknown_reason: str = ""
-    """Why ``activity`` is ``None``: ``no_source``, ``contradiction``, ``incomplete``, ``device_down``, ``stale``."""
+    """Reason for ``activity`` being ``None``: ``no_source``, ``contradiction``, ``incomplete``, ``device_down``,
+    ``stale``."""
     share_ratio: float = 1.0
     """The device's part of its physical GPU: 1, or an instance's normalised part."""
     allocation: AllocationState | None = AllocationState.UNKNOWN
     """Allocation state; ``None`` for a partitioned GPU, which is not allocatable itself."""
     pods: tuple[PodUse, ...] = ()
     rest_is_free: bool = True
-    """Whether the rest is free, for a partly held device or a partitioned GPU with slices outside its instances.
-
-    False if it may have an unknown holder.
-    """
+    """Whether the unheld rest of a device, or slices outside instances, are free; False if they may have an unknown
+    holder."""
     lacks_instances: bool = False
     """Whether a partitioned GPU has instances that the driver does not describe, which have no view."""
     unattributed_activity_ratio: float | None = None
@@ -109,13 +108,13 @@ class DeviceView:
 
     @property
     def uuid(self) -> str:
-        """Identity of the device: the MIG instance's UUID where there is one, else the GPU's."""
+        """UUID of the device: that of the MIG instance, or of the whole GPU."""
         return self.instance.uuid if self.instance else self.gpu.uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeteringView:
-    """Ledgers, owners and prices to show; by default those of a node that is not metered."""
+    """Ledgers, owners and prices to show; the defaults are for a node that is not metered."""
 
     ledger: LedgerView | None = None
     """The shown ledgers; ``None`` before the first reading was metered."""
@@ -129,13 +128,13 @@ class MeteringView:
     unpriced_gpus: int = 0
     """Number of GPUs without a price."""
     awaits_labels: bool = False
-    """Whether the node's labels, which prices may depend on, have not been read yet."""
+    """Whether the labels of the node, on which prices may depend, have not been read yet."""
     is_writer: bool | None = None
     """Whether this agent is the one on the node that writes the ledger; ``None`` if nothing is metered."""
     is_locked: bool | None = None
     """Whether the writer holds the host lock; ``None`` if it does not write or has no such lock."""
     lock_note: str = ""
-    """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
+    """Reason why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
 
 
 _NOT_MEASURED = 255
@@ -153,32 +152,32 @@ class ActivityHistory:
     ends_at_seconds: float | None = None
     """Unix time of the end of the newest step; ``None`` before the first one ends."""
     levels: Mapping[str, bytes] = field(default_factory=dict)
-    """A byte per step as of ``level``, oldest first, by UUID of the device."""
+    """Bytes by UUID of the device: one per step, as from ``level``, oldest first."""
     bottlenecks: Mapping[str, Mapping[Bottleneck, float]] = field(default_factory=dict)
-    """Parts of the profiled active time by class, by UUID of the device; a class or a device without any is absent."""
+    """Parts of the profiled active time by bottleneck, by UUID of the device; absent without such time."""
 
     @staticmethod
     def level(ratio: float | None) -> int:
-        """Return a ratio as half percents, 0 only for 0; or the byte for a step in which nothing was measured."""
+        """Return a ratio in steps of 0.5 %, 0 only for 0; without a ratio, the byte for an unmeasured step."""
         if ratio is None:
             return _NOT_MEASURED
         return min(_LEVELS, max(1, round(ratio * _LEVELS))) if ratio > 0 else 0
 
     def ratios(self, uuid: str) -> list[float | None]:
-        """Return the means of a device, 0..1, oldest first; ``None`` where nothing was measured."""
+        """Return the means of a device, 0..1, oldest first; ``None`` for an unmeasured step."""
         return [None if level == _NOT_MEASURED else level / _LEVELS for level in self.levels.get(uuid, b"")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
-    """One node at one instant; contains everything that the exposition shows."""
+    """State of one node at one instant, with all data that the exposition shows."""
 
     taken_at_seconds: float
     """Unix time of the tick."""
     taken_steady_seconds: float | None = None
-    """The same instant on the monotonic clock; ``None``: the age is not checked."""
+    """Time of the tick on the monotonic clock; ``None``: the age is not checked."""
     stale_after_seconds: float = inf
-    """Age from which the snapshot no longer shows the node as it is."""
+    """Age in seconds from which the snapshot is too old."""
     node: str
     simulated: bool = False
     reading: Reading | None = None
@@ -192,7 +191,7 @@ class Snapshot:
     clock_events_window_seconds: float = 300.0
     attribution: Attribution = field(default_factory=lambda: Attribution(known=False))
     metadata: MetadataStatus | None = None
-    """State of the Kubernetes API's data; ``None``: the agent does not read this node's pods there."""
+    """State of the Kubernetes API's data; ``None`` if the agent does not read pods from the API."""
     metering: MeteringView = field(default_factory=MeteringView)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Counts since start by (part, reason), e.g. ("attribution", "unavailable")."""
@@ -202,11 +201,11 @@ class Snapshot:
 
     @property
     def expected_devices(self) -> int | None:
-        """The expected number of GPUs: the kubelet's or the number seen before, whichever is larger."""
+        """Expected number of GPUs: the larger of the kubelet's number and the number seen before."""
         return max(len({view.gpu.uuid for view in self.devices}), self.attribution.expected_devices or 0) or None
 
     def stale_reason(self, steady: float) -> str:
-        """Return why the snapshot is too old at an instant of the monotonic clock; empty if it is not."""
+        """Return the reason why the snapshot is too old at an instant of the monotonic clock; empty if it is not."""
         age = 0.0 if self.taken_steady_seconds is None else steady - self.taken_steady_seconds
         if age <= self.stale_after_seconds:
             return ""
