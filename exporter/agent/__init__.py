@@ -1,4 +1,4 @@
-"""The agent of a node: starts its parts, ticks, serves and stops."""
+"""Runs the agent of a node: starts its parts, ticks, serves and stops."""
 
 from exporter.agent.run import run
 

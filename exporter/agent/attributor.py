@@ -1,4 +1,4 @@
-"""Joins the driver's devices with the kubelet's and the Kubernetes API's answers, whenever one of them changes."""
+"""Joins the devices of the driver with the data of the kubelet and the Kubernetes API, when one of them changes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Attributor:
-    """Keeps the last join.
+    """Joins devices and holders, and caches the last result.
 
     ``kubelet`` is ``None`` if attribution is disabled: then no holder is known.
     """
@@ -35,7 +35,7 @@ class Attributor:
     metadata_wait_seconds: float = 75.0
     """Maximum wait for the API after the start, if only the API knows the holders."""
     replicas: dict[ReplicaKey, int] = field(default_factory=dict)
-    """Last advertised replica counts of shared devices; the same object as the one that is saved across restarts."""
+    """Last advertised replica counts of shared devices; the same object that ``Metering`` saves across restarts."""
     _answer: Allocations | None = None
     _answered_steady: float = 0.0
     """Monotonic instant at which ``_answer`` was first seen."""
@@ -47,12 +47,12 @@ class Attributor:
 
     @property
     def tenancy(self) -> "Metadata | TenantSource | None":
-        """Source of owners; ``None``: only names are known, and the namespace is the owner."""
+        """Source of owners; ``None`` if only names are known, so that the namespace is the owner."""
         return self.kubelet if isinstance(self.kubelet, TenantSource) else self.metadata
 
     @property
     def tasks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Tasks that read the sources, in parallel to the ticks; those of processes are read with each reading."""
+        """Tasks that read the sources, in parallel to the ticks; processes need no task, each tick reads them."""
         kubelet = None if isinstance(self.kubelet, TenantSource) else self.kubelet
         return tuple(source.run for source in (kubelet, self.metadata) if source)
 
@@ -62,7 +62,7 @@ class Attributor:
         Args:
             reading: The newest reading.
             now: Unix time.
-            steady: Seconds of the monotonic clock; the age of an answer counts from when it is first seen.
+            steady: Seconds of the monotonic clock; the age of an answer counts from its first use here.
         """
         if self.kubelet is None:
             return Attribution(known=False, source="")
@@ -86,7 +86,7 @@ class Attributor:
             for gpu in gpus
         )
         joined_for = allocations, self._evidence, devices
-        # The first two are the same objects while nothing changes, so this compares little.
+        # The first two are the same objects while nothing changes, so the comparison is cheap.
         if joined_for != self._cached_for:
             joined = attribute(allocations, gpus, self._evidence, self.replicas)
             self.replicas.clear()
@@ -96,7 +96,7 @@ class Attributor:
         return with_unlisted_uses(self._cached, reading, self.lookup) if reading else self._cached
 
     def _with_uids_of_node(self, attribution: Attribution) -> Attribution:
-        """Use the UID of the running pod on the node where the API has none or may report the earlier pod's.
+        """Use the UID of the running pod from the node, if the API has no UID or may report that of an earlier pod.
 
         With the UID of another pod, the running pod would have no processes and would look idle.
         """
@@ -110,7 +110,7 @@ class Attributor:
     def _with_uid_of_node(self, holder: Holder) -> Holder:
         uid = self.lookup.uid_of(holder.namespace, holder.pod)
         if uid is None and holder.pod_uid and self.lookup.name_of(holder.pod_uid) is None:
-            return replace(holder, pod_uid=None)  # two pods have the name, or the lookup failed
+            return replace(holder, pod_uid=None)  # two pods with this name exist, or the lookup failed
         return holder if uid in {None, holder.pod_uid} else replace(holder, pod_uid=uid)
 
     def awaits_holders(self, attribution: Attribution, steady: float, *, resumes: bool) -> bool:
@@ -120,7 +120,7 @@ class Attributor:
         knows the holders, nothing is charged before its answer. Both waits are bounded.
 
         Args:
-            attribution: The holders as far as they are known.
+            attribution: The known holders.
             steady: Seconds of the monotonic clock.
             resumes: Whether the next sample closes the interval across a restart.
         """

@@ -1,4 +1,4 @@
-"""Keeps the agent's memory between ticks: the newest readings, every GPU ever seen, and event counts."""
+"""Stores data between ticks: the newest readings, every GPU seen so far, and event counts."""
 
 import logging
 from collections import Counter, deque
@@ -16,7 +16,7 @@ LOG = logging.getLogger("exporter.agent")
 _NVIDIA = "nvidia"
 
 MOST_XIDS = 64
-"""Maximum number of Xid codes per device: more than a GPU has in its life; limits the memory for a faulty source."""
+"""Maximum number of Xid codes per device; limits the memory for a faulty source. A GPU has fewer in its life."""
 
 
 MOST_DEVICES = 512
@@ -25,17 +25,17 @@ MOST_DEVICES = 512
 
 @dataclass(slots=True)
 class SourceRecord:
-    """Remembers every GPU that was ever read."""
+    """Stores the last data of every GPU that was read."""
 
     newest: Reading | None = None
-    """The newest reading, with every GPU ever seen except those known to have left; an absent GPU is missing."""
+    """Newest reading with every known GPU, except those that have left; a known GPU without data is missing."""
     bound_driver: Callable[[str], str | None] = lambda _bus_id: None
-    """Returns the kernel driver that a PCI bus id is bound to; ``None`` if that is not known."""
+    """Returns the kernel driver that a PCI bus id is bound to; ``None`` if unknown."""
     known: dict[str, GpuReading] = field(default_factory=dict)
     """Last reading of each GPU while it was up, by UUID."""
 
     def add(self, reading: Reading) -> Reading:
-        """Return a reading completed with the GPUs that it lacks."""
+        """Return a reading with the known GPUs that it lacks added."""
         self.newest = replace(reading, gpus=self._with_all_known(reading.gpus))
         return self.newest
 
@@ -43,7 +43,7 @@ class SourceRecord:
         """Complete a reading with the remembered data of GPUs that do not answer.
 
         A new child does not know a GPU that was lost before it started, and a lost GPU does not list its MIG
-        instances; but their holders still hold them.
+        instances. Their holders still hold them.
         """
         up = {gpu.gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.state is DeviceState.UP and gpu.gpu.pci_bus_id}
         self.known.update((gpu.uuid, gpu) for gpu in gpus if gpu.state is DeviceState.UP)
@@ -52,19 +52,19 @@ class SourceRecord:
         completed = [self._with_instances(gpu) for gpu in gpus]
         completed += [gpu.without_values(DeviceState.MISSING, "not_enumerated") for gpu in gone]
         staying = [gpu for gpu in completed if not self._has_left(gpu, up)]
-        # The driver numbers only the present GPUs, so one of them may have the index of a missing one.
+        # The driver numbers only the present GPUs, so one of them may have the index of a missing GPU.
         return by_index(
             (gpu for gpu in staying if gpu.state is not DeviceState.MISSING),
             (gpu for gpu in staying if gpu.state is DeviceState.MISSING),
         )
 
     def _has_left(self, gpu: GpuReading, up: Mapping[str, str]) -> bool:
-        """Return whether a GPU is known to have left this node's driver, and forget it then.
+        """Return whether a GPU has left this node's driver; if so, forget it.
 
         Only positive evidence counts; without it, an unresponsive GPU is missing, and its time is charged.
 
         Args:
-            gpu: The GPU as it would be shown.
+            gpu: The GPU with its last data.
             up: UUIDs of the GPUs that are up, by PCI bus id.
         """
         if gpu.state is DeviceState.UP:
@@ -110,10 +110,10 @@ def _instances_of(reading: Reading | None, uuid: str) -> list[MigInstance]:
 
 
 _MOST_KINDS = 4096
-"""More kinds than all GPUs and instances of a node report; limits the memory for a source that invents codes."""
+"""Maximum number of counted kinds; limits the memory for a faulty source. A node reports fewer."""
 _Kind = tuple[str, int | None, int]
 _STEPS = 60
-"""Number of steps in a window, which moves by one step: its memory does not depend on the sample interval."""
+"""Number of steps in a window, so that its memory does not depend on the sample interval."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class EventWindow:
     """Number and additions of each step, oldest first."""
 
     def add(self, key: int, at: float) -> None:
-        """Count one addition; an instant before the last one counts as the last one."""
+        """Count one addition; an instant before the last addition counts as that of the last addition."""
         step = self._step(at)
         if not self._steps or self._steps[-1][0] < step:
             self._steps.append((step, Counter()))
@@ -155,7 +155,7 @@ class XidRecord:
     """Window of codes; ``None`` without windows."""
 
     def add(self, event: XidEvent, at: float) -> bool:
-        """Add an event; return whether it is counted, which one code too many is not, as every code is a series."""
+        """Count an event; return False if its code is new and the device already has ``MOST_XIDS`` codes."""
         if event.xid not in self.counts and len(self.counts) >= MOST_XIDS:
             return False
         self.counts[event.xid] += 1
@@ -184,10 +184,10 @@ class _Clocks:
     heat_nanoseconds: float | None = None
     """The driver's total of time with heat; ``None`` if it has none."""
     points: deque[tuple[float, float]] = field(default_factory=deque)
-    """Instants of readings and seconds of heat, oldest first; the last one replaces one less than a step before it."""
+    """Instants of readings and seconds of heat, oldest first; a point replaces the last one within the same step."""
 
     def add(self, mask: int | None, heat_nanoseconds: float | None, at: float) -> None:
-        """Add a reading; without the driver's total, the time since the last reading has the current flags."""
+        """Add a reading; without the driver's total, the current flags apply to the time since the last reading."""
         last, heat_seconds = self.points[-1] if self.points else (at, 0.0)
         if heat_nanoseconds is not None and self.heat_nanoseconds is not None:
             heat_seconds += max(0.0, heat_nanoseconds - self.heat_nanoseconds) / _NANOSECONDS
@@ -216,7 +216,7 @@ class _Clocks:
 
 @dataclass(slots=True, kw_only=True)
 class EventLog:
-    """Xids, heat and clock events of a node's devices; windows only ``with_windows``, as few pages show them."""
+    """Xids, heat and clock events of a node's devices; windows only ``with_windows``, since few pages show them."""
 
     with_windows: bool = False
     xid_window_seconds: float = 300.0
@@ -252,7 +252,7 @@ class EventLog:
         return EventWindow(seconds=seconds) if self.with_windows else None
 
     def _forget_former(self, newest: Reading) -> None:
-        """Keep the records of absent MIG instances only while they are few: the instances may be listed again."""
+        """Drop the records of absent devices if there are too many; before that, they may be listed again."""
         if len(self.xids) > MOST_DEVICES:
             here = {device.uuid for gpu in newest.gpus for device in gpu.with_instances}
             self.xids = {uuid: record for uuid, record in self.xids.items() if uuid in here}
@@ -273,17 +273,17 @@ class EventLog:
 
 @dataclass(slots=True)
 class _Past:
-    """Activity of one device in the last steps."""
+    """Activity history of one device."""
 
     levels: bytes = b""
-    """Means of the steps that have ended, as of ``ActivityHistory``."""
+    """Means of the finished steps, as levels of ``ActivityHistory``."""
     samples: list[float] = field(default_factory=list)
-    """Measured samples of the step that has not ended."""
+    """Measured samples of the current step."""
     limited: dict[tuple[int, Bottleneck], float] = field(default_factory=dict)
     """Sums of profiled activity by number of the step and bottleneck."""
 
     def end_steps(self, first: int, next_step: int, between: float | None) -> None:
-        """End the steps from ``first`` to ``next_step``; those without a sample have the activity ``between``."""
+        """End the steps from ``first`` to ``next_step``; steps without a sample get the activity ``between``."""
         mean = sum(self.samples) / len(self.samples) if self.samples else None
         unsampled = min(next_step - first - 1, ActivityHistory.STEPS)
         levels = self.levels + _level(mean) + _level(between) * unsampled
@@ -302,22 +302,22 @@ class _Past:
 
 @dataclass(slots=True)
 class ActivityLog:
-    """Means of each device's activity in steps, for ``ActivityHistory``. Instants are of the monotonic clock."""
+    """Mean activity of each device by step, for ``ActivityHistory``. Instants are of the monotonic clock."""
 
     _past: dict[str, _Past] = field(default_factory=dict)
     _ended: ActivityHistory = field(default_factory=ActivityHistory)
-    """The steps that have ended."""
+    """Finished steps."""
     _step: int | None = None
-    """Number of the step that has not ended."""
+    """Number of the current step."""
     _sampled_at: float = -inf
 
     def add(self, views: Sequence[DeviceView], at: float, tolerated_gap_seconds: float) -> None:
-        """Add a sample of the devices that exist now; former ones are forgotten.
+        """Add a sample of the current devices; drop the history of other devices.
 
         Args:
             views: The devices.
-            at: Now. A sample is the mean since the one before it, so it has all steps between them.
-            tolerated_gap_seconds: Most seconds between two samples; the time of a longer gap is not measured.
+            at: Now. A sample is the mean since the previous sample, so it applies to all steps between them.
+            tolerated_gap_seconds: Longest time between two samples; the time of a longer gap is not measured.
         """
         ratios = {view.uuid: view.activity.ratio if view.activity else None for view in views}
         is_gap = at - self._sampled_at > tolerated_gap_seconds
@@ -332,7 +332,7 @@ class ActivityLog:
                     past.limited[place] = past.limited.get(place, 0.0) + view.activity.ratio
 
     def history(self, now: float, steady: float, tolerated_gap_seconds: float) -> ActivityHistory:
-        """Return the steps that have ended; ``now`` is Unix time, ``steady`` the same instant."""
+        """Return the finished steps; ``now`` is Unix time, ``steady`` the same instant on the monotonic clock."""
         if steady - self._sampled_at > tolerated_gap_seconds:
             self._end_steps(steady, dict.fromkeys(self._past))
         if not self._ended.levels or self._step is None:
@@ -341,11 +341,11 @@ class ActivityLog:
         return replace(self._ended, ends_at_seconds=now - (steady - ended))
 
     def _end_steps(self, at: float, between: Mapping[str, float | None]) -> int:
-        """End the steps before an instant, and return the number of the one that has not ended.
+        """End the steps before an instant, and return the number of the current step.
 
         Args:
             at: The instant.
-            between: Activity of each device between the samples; other devices are forgotten.
+            between: Activity of each device between the samples; the history of other devices is dropped.
         """
         step = int(at // ActivityHistory.STEP_SECONDS)
         if self._step is not None and step <= self._step:
@@ -369,10 +369,11 @@ def _level(ratio: float | None) -> bytes:
 
 @dataclass(slots=True)
 class LargerCounts:
-    """Passes on each Xid event of two sources once, as soon as one of them reports it.
+    """Merges the Xid events of two sources: each event is returned once, when the first source reports it.
 
-    Per kind (GPU, GPU instance, code), the number of events passed on is the larger of the sources' counts. A source
-    that does not answer misses events, so its counts are raised to the other's: its later reports are new.
+    Per kind (GPU, GPU instance, code), the number of returned events is the larger of the sources' counts. A source
+    that does not answer misses events. Its counts are raised to those of the other source, so its later reports count
+    as new events.
     """
 
     _reported: dict[str, Counter[_Kind]] = field(default_factory=dict)
@@ -381,12 +382,12 @@ class LargerCounts:
     _ready: list[XidEvent] = field(default_factory=list)
 
     def add(self, source: str, events: Iterable[XidEvent]) -> None:
-        """Add the events of a source's reading; each reading once."""
+        """Add the events of a reading; call it once per reading."""
         reported = self._reported.setdefault(source, Counter())
         for event in events:
             kind = (event.uuid, event.gpu_instance_id, event.xid)
             if kind not in self._passed and len(self._passed) >= _MOST_KINDS:
-                self._ready.append(event)  # the record drops it as one code too many
+                self._ready.append(event)  # XidRecord drops it: too many codes
                 continue
             reported[kind] += 1
             if reported[kind] > self._passed[kind]:

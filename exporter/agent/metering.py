@@ -1,4 +1,4 @@
-"""Meters every sample, makes the saves of the ledger, and shows only what is saved."""
+"""Meters every sample, saves the ledger, and shows only saved totals while the state file is writable."""
 
 import logging
 from collections import Counter
@@ -31,26 +31,26 @@ _FOLDED_NOTE = (
 )
 
 HUNG_SECONDS = 30.0
-"""Duration above which a save is reported as hung, and the page no longer waits for it."""
+"""Duration after which a save is reported as hung, and the page no longer waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """A record of the state file: all that it has in addition to the ledgers and the state of the meter."""
+    """Record of the state file with the data other than ledgers and the state of the meter."""
 
     saved_at_seconds: float
-    """Unix time."""
+    """Unix time of the save."""
     simulated: bool
     labelled: NodeFacts | None
     replicas: tuple[tuple[str, str, int], ...]
-    """Device UUID, resource and count of shared devices."""
+    """Device UUID, resource and replica count of each shared device."""
     idle_clocks: tuple[IdleMemory, ...]
 
     def __post_init__(self) -> None:
-        """Refuse values that another program has written.
+        """Reject invalid values, such as those of another program.
 
         Raises:
-            ValueError, OverflowError, OSError: The time is not one of a calendar, or a device has no replicas.
+            ValueError, OverflowError, OSError: The time is outside the calendar, or a replica count is 0.
         """
         datetime.fromtimestamp(self.saved_at_seconds, UTC)
         if not all(count for _, _, count in self.replicas):
@@ -59,20 +59,20 @@ class AgentState:
 
 @dataclass(slots=True, kw_only=True)
 class Save:
-    """A state to be written, and the counters of pods in it."""
+    """State to write, and the counters of pods in it."""
 
     file: StateFile
     data: Mapping[str, Any]
     pods: Mapping[PodAccount, Totals]
     now: float
-    """Unix time of its start."""
+    """Unix time at the start of the save."""
     steady: float
     windows: tuple[StateFile, Mapping[str, Any]] | None = None
-    """Activity windows to write afterwards, if due; their success does not affect the ledger."""
+    """Activity windows to write after the state, if due; a failure does not affect the ledger."""
     windows_error: StateError | None = None
 
     def write(self) -> StateError | None:
-        """Write the state; blocks as long as the disk does. Uses no data that the agent changes in the meantime."""
+        """Write the state. Blocks until the disk has answered; uses no data that the agent changes meanwhile."""
         error = self.file.try_save(self.data)
         if self.windows and not error:
             file, windows = self.windows
@@ -84,8 +84,8 @@ class Save:
 class Metering:
     """Meter, ledgers, prices and state file of one node.
 
-    With a writable state file, ``shown`` is the saved state: whenever the process ends, the next one continues from at
-    least the values of any scrape. While the file is not writable, a memory-only ledger is shown in addition.
+    With a writable state file, ``shown`` is the saved state. After the end of the process, the next one therefore
+    continues from at least the scraped values. While the file is not writable, a memory-only ledger is shown too.
     """
 
     meter: Meter
@@ -93,34 +93,34 @@ class Metering:
     prices: NodePrices = field(default_factory=NodePrices)
     owners: Owners = field(default_factory=Owners)
     replicas: dict[ReplicaKey, int] = field(default_factory=dict)
-    """Counts of shared devices; saved with the ledger, because no source reports those of an unhealthy device later."""
+    """Replica counts of shared devices; saved with the ledger, because no source reports those of unhealthy devices."""
     clock: IdleClock | None = None
     """Ages and idle times of holders, saved with the ledger."""
     owner_windows: OwnerWindows = field(default_factory=OwnerWindows)
     owner_faults: OwnerFaults = field(default_factory=OwnerFaults)
     file: StateFile | None = None
     lock: WriterLock = field(default_factory=partial(WriterLock, held=True))
-    """While another agent holds it, this one charges, saves and shows nothing."""
+    """Lock of the writer. While another agent has it, this agent charges, saves and shows nothing."""
     boot_id: str = ""
-    """Boot id of the machine: monotonic clocks of two boots do not compare. Empty if unknown."""
+    """Boot id of the machine; empty if unknown. Monotonic clocks of two boots are not comparable."""
     loaded_driver: Callable[[], int | None] = lambda: None
-    """Returns the identity of the loaded driver, with which energy counters restart; ``None``: unknown."""
+    """Returns the identity of the loaded driver; ``None`` if unknown. Energy counters restart with the driver."""
     simulated: bool = False
     save_interval_seconds: float = 5.0
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Counts since start by (part, reason)."""
     problem: str = ""
-    """Why totals are not on disk, in one line; empty if they are, or without a state directory."""
+    """Reason why totals are not on disk, in one line; empty if they are, or without a state directory."""
     shown: LedgerView | None = None
     begun: bool = False
     """Whether a sample was metered in this process."""
     _is_noted: bool = False
-    """Whether there is a note in the lock file."""
+    """Whether the lock file contains a note."""
     _saving: Save | None = None
     _next_save: float | None = None
 
     def become_writer(self, steady: float) -> None:
-        """Become the writer of the node's ledger if there is no other one, and continue from the state file.
+        """Become the writer of the node's ledger if no other agent is, and continue from the state file.
 
         Args:
             steady: Current seconds of the monotonic clock.
@@ -138,7 +138,7 @@ class Metering:
             self.restore(steady)
 
     def restore(self, steady: float) -> None:
-        """Continue from the state file, if there is one; a bad one is set aside, logged and counted.
+        """Continue from the state file, if it exists; an invalid file is set aside, logged and counted.
 
         Args:
             steady: Monotonic time in seconds.
@@ -176,7 +176,10 @@ class Metering:
         return state, meter
 
     def _later(self, saved: MeterState) -> MeterState:
-        """Return the later of the saved point and the lock file's, left by a process that showed more than it saved."""
+        """Return the later of the saved point and the point in the lock file.
+
+        A process that has shown more than it has saved leaves a point in the lock file.
+        """
         noted = self.lock.noted()
         self._is_noted = bool(noted)
         try:
@@ -189,7 +192,7 @@ class Metering:
         return point if is_later else saved
 
     def _note(self, point: MeterState | None) -> None:
-        """Write the instant up to which time is shown to the lock file; ``None`` if the state file has all of it."""
+        """Write the instant up to which time is shown to the lock file; ``None``: the state file has all of it."""
         if not (point or self._is_noted):
             return
         try:
@@ -203,9 +206,9 @@ class Metering:
             self._is_noted = bool(point)
 
     def close(self) -> None:
-        """Release the ledger to another agent; not while a save hangs, which may still replace the file.
+        """Release the ledger to another agent, except while a save hangs: that save may still replace the file.
 
-        The kernel releases the lock when the process ends; the hung save ends with it.
+        The kernel releases the lock at the end of the process, which also ends the hung save.
         """
         if self._saving is None:
             self.lock.release()
@@ -220,7 +223,7 @@ class Metering:
 
         Args:
             views: Views of the sample's devices.
-            sampled_steady: Its instant, on the monotonic clock.
+            sampled_steady: Instant of the sample, on the monotonic clock.
             now: Unix time, for the prices.
             steady: Monotonic time in seconds, for lingering.
         """
@@ -239,20 +242,20 @@ class Metering:
         self.begun = True
 
     def use_prices(self, book: PriceBook) -> None:
-        """Use another price book from the next sample on."""
+        """Use another price book, beginning with the next sample."""
         self.prices.book = book
         for warning in book.warnings:
             LOG.warning("%s", warning)
         LOG.info("price book reloaded: %s", book.description or "no prices")
 
     def keep_prices(self, error: ConfigError) -> None:
-        """Keep the last good book, because the new one has mistakes; count and log them."""
+        """Keep the last valid book, because the new book has mistakes; count and log them."""
         self.errors["prices", "invalid"] += 1
         for line in (*error.problems, "price book not reloaded, the last good one stays: fix it and send SIGHUP again"):
             LOG.error("%s", line)
 
     def view(self, views: Sequence[DeviceView], *, now: float, steady: float) -> MeteringView:
-        """Return everything to show now; arguments as for ``observe``."""
+        """Return the ledger, owners and prices to show now; arguments as for ``observe``."""
         prices, ledger = self.prices, self.ledger_view(steady)
         owners = None
         if ledger:
@@ -273,7 +276,7 @@ class Metering:
         )
 
     def _settled(self, provisional: Owner, steady: float) -> Owner:
-        """Return the actual owner for a provisional one, and move the activity windows to it."""
+        """Return the actual owner for a provisional owner, and move the activity windows to it."""
         owner = self.owners.settled(provisional, steady)
         self.owner_windows.windows.settle(provisional, owner)
         return owner
@@ -286,11 +289,11 @@ class Metering:
                 words = f"the disk of {self._saving.file.path} has not answered for {HUNG_SECONDS:.0f} s"
                 self._failed(StateError("hung", f"state: {words}"))
             self.ledgers.go_on_in_memory(self._saving.now + steady - self._saving.steady)
-        # During a save the shown ledger does not change: the save may be the last one that succeeds.
+        # During a save, the shown ledger does not change: no later save may succeed.
         from_memory = self.file is None or self.problem
         if from_memory and self.begun and (self._saving is None or hung):
             if self.file is not None and self.ledgers.shows_all:
-                self._note(self.meter.state(self.boot_id))  # before it is shown
+                self._note(self.meter.state(self.boot_id))  # before the view is shown
             self.shown = self.ledgers.view()
         if self.shown is None:
             return None
@@ -302,7 +305,7 @@ class Metering:
         Args:
             now: Unix time.
             steady: Seconds of the monotonic clock.
-            last: Whether the agent ends: then a save is always due.
+            last: Whether the agent is ending; then a save is always due.
         """
         if self.file is None or not self.begun or self._saving is not None:
             return None
@@ -324,7 +327,7 @@ class Metering:
         return self._saving
 
     def end_save(self, save: Save, error: StateError | None) -> None:
-        """Process the result of a save; only then are its totals shown."""
+        """Process the result of a save, and show its totals."""
         self._saving = None
         if error is not None:
             self.ledgers.not_saved(in_doubt=error.reason == UNSYNCED)
@@ -334,7 +337,7 @@ class Metering:
             self.owner_windows.end_save(save.windows_error, self.errors)
         self.ledgers.saved()
         if self.ledgers.in_memory_only:
-            return  # it hung: the charges since its start are in the next save
+            return  # it hung: the next save has the charges since its start
         if self.problem:
             LOG.info("the ledger is saved again in %s", save.file.path)
         self.problem = ""

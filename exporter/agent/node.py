@@ -19,7 +19,7 @@ _Views = tuple[DeviceView, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """State of one node in the agent."""
+    """Parts of the agent that make the snapshots of one node."""
 
     name: str
     sources: Sources
@@ -27,7 +27,7 @@ class Node:
     viewer: Viewer
     sample_interval_seconds: float
     process_clock: Callable[[], float]
-    """A monotonic clock in seconds, for the duration of the tick itself."""
+    """Monotonic clock in seconds, for the duration of the tick."""
     metering: Metering
     record: SourceRecord = field(default_factory=SourceRecord)
     events: EventLog = field(default_factory=EventLog)
@@ -41,16 +41,16 @@ class Node:
     def steps(self, now: float, steady: float) -> Iterator[Snapshot | None]:
         """Process the new readings and answers in steps; yield ``None`` after each, and the node's snapshot at the end.
 
-        A step takes a few milliseconds, so a scrape need not wait for the whole tick. Never blocks. The next tick
-        begins only when this one has ended.
+        A step takes a few milliseconds, so a scrape does not wait for the whole tick. Never blocks. The next tick
+        starts only after this one.
 
         Args:
-            now: Unix time; the node's clock may be set at any moment.
+            now: Unix time; the clock of the node can be set at any time.
             steady: Seconds of the monotonic clock, for the instants of readings and for durations.
         """
         started = self.process_clock()
         metadata = self.attributor.metadata
-        self.metering.become_writer(steady)  # before new data arrives, which is newer than that of the saved state
+        self.metering.become_writer(steady)  # first: the saved state must not replace newer data
         if metadata:
             self.metering.prices.learn(metadata.node_facts)
         sampled: tuple[Attribution, _Views] | None = None
@@ -93,7 +93,7 @@ class Node:
         if isinstance(self.attributor.kubelet, TenantSource):
             self.attributor.kubelet.observe(newest, now)
         attribution = self.attributor.join(newest, now, steady)
-        # Judged with the join: the kubelet's first answer may arrive before the next step.
+        # In the same step as the join: the kubelet's first answer may arrive before the next step.
         is_charged = self.metering.begun or not self.attributor.awaits_holders(
             attribution, steady, resumes=self.metering.resumes
         )
@@ -106,7 +106,7 @@ class Node:
         return attribution, views
 
     def after_failed_tick(self, last: Snapshot | None, now: float, steady: float) -> Snapshot:
-        """Return the last snapshot with the errors since; one that is too old loses every value and is not ready.
+        """Return the last snapshot with the errors since then; if it is too old, without values and not ready.
 
         Args:
             last: Result of the last successful tick or of this method; ``None`` if there was none.
@@ -128,7 +128,7 @@ class Node:
         )
 
     def _empty(self, now: float, steady: float) -> Snapshot:
-        """Return a snapshot without any part."""
+        """Return a snapshot without data."""
         return Snapshot(
             taken_at_seconds=now,
             taken_steady_seconds=steady,
@@ -153,10 +153,10 @@ class Node:
 
 
 def _without_values(view: DeviceView) -> DeviceView:
-    """Return a device that was last seen too long ago: identity, holders and events stay, measured values do not."""
+    """Return a device without measured values, because they are too old; identity, holders and events stay."""
     return replace(
         view,
-        # The agent has failed, which is no fact about the GPU.
+        # A failure of the agent does not mean that the GPU is down.
         state=DeviceState.UNKNOWN if view.state is DeviceState.UP else view.state,
         reason=view.reason or "stale",
         values={},
@@ -173,7 +173,7 @@ def _without_values(view: DeviceView) -> DeviceView:
 
 
 def _why_not(statuses: tuple[SourceStatus, ...], newest: Reading | None) -> tuple[str, ...]:
-    """Return each source's reason for not giving a snapshot; a working source has none while another fails."""
+    """Return the reason of each source without a reading; a working source has none while another fails."""
     down = [status for status in statuses if status.state is not SourceState.UP]
     if down:
         reasons = {status: status.message or status.reason or "no reading yet" for status in down}

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from exporter.kube.metadata import Metadata
 
 PATIENCE_SECONDS = 600.0
-"""Maximum wait for a pod's owner; after it, the pod itself is the owner of its time."""
+"""Maximum wait for the owner of a pod; after it, the pod itself is the owner of its time."""
 
 _PodName = tuple[str, str]
 _Pod = tuple[str, str, str]
-"""Namespace, name and UID; the UID is empty if it is not known."""
+"""Namespace, name and UID; the UID is empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class _Pin:
 
 @dataclass(slots=True)
 class Owners:
-    """Owners of pods, each fixed when it is first known.
+    """Resolves the owners of pods; an owner is fixed when it is first known.
 
-    A label that changes on a running pod does not change its owner: its seconds would be split between two. Without a
-    ``tenancy``, the namespace is the owner. The time of a pod before its owner is known is charged to a provisional
-    owner, which ``settled`` resolves; after ``PATIENCE_SECONDS`` the owner is ``Pod/<name>``.
+    A changed label of a running pod does not change its owner, because the seconds would be split between two owners.
+    Without a ``tenancy``, the namespace is the owner. The time of a pod before its owner is known is charged to a
+    provisional owner, which ``settled`` resolves. After ``PATIENCE_SECONDS`` the owner is ``Pod/<name>``.
     """
 
     tenancy: "Metadata | TenantSource | None" = None
@@ -47,7 +47,7 @@ class Owners:
     _waiting_since: dict[_Pod, float] = field(default_factory=dict)
     _given_up: set[_Pod] = field(default_factory=set)
     _outlived: dict[_PodName, str] = field(default_factory=dict)
-    """UID of the former pod of a name, which the API still reports alone while another one runs."""
+    """UID of the former pod by name, if the API still reports only that pod while another one runs."""
     _held: set[_PodName] = field(default_factory=set)
     """Pods that have held a device since ``_swept_at``."""
     _swept_at: float | None = None
@@ -62,7 +62,7 @@ class Owners:
             found = self._of_pod(name, found, holder.pod_uid)
         pin = self._pins.get(name)
         if pin is not None and is_other_pod(pin.pod_uid, holder.pod_uid):
-            # Another pod with the same name: while its owner is unknown, its time must not go to the first pod's owner.
+            # Another pod with the same name: the owner of the first pod must not be charged for its time.
             del self._pins[name]
             pin = None
         if pin is None:
@@ -76,13 +76,13 @@ class Owners:
         return found if found.owner == pin.owner else replace(found, owner=pin.owner)
 
     def _of_pod(self, name: _PodName, found: PodFacts, pod_uid: str) -> PodFacts | None:
-        """Return the facts if they are of this pod; without the API, they stay those of the earlier pod."""
+        """Return the facts if they belong to this pod; without an answer of the API, they are of an earlier pod."""
         if found.pod_uid == pod_uid:
             self._outlived.pop(name, None)
             return found
         self._outlived[name] = found.pod_uid
         pin = self._pins.get(name)
-        if pin is not None and pin.pod_uid is None:  # of the former pod, before its UID was known
+        if pin is not None and pin.pod_uid is None:  # from the former pod, before its UID was known
             del self._pins[name]
         return None
 
@@ -99,10 +99,10 @@ class Owners:
         return itself if is_given_up else replace(itself, provisional=True, pod_uid=uid)
 
     def settled(self, provisional: Owner, steady: float) -> Owner:
-        """Return the actual owner for a provisional one; the provisional one itself during the wait.
+        """Return the actual owner for a provisional owner, or the provisional owner during the wait.
 
         Args:
-            provisional: Result of ``owner_of``, in this process or the last one.
+            provisional: Result of ``owner_of``, in this process or the previous one.
             steady: Seconds of the monotonic clock.
         """
         name = (provisional.namespace, provisional.name)
@@ -124,10 +124,10 @@ class Owners:
         return owner or replace(provisional, provisional=False, pod_uid="")
 
     def forget(self, held: Iterable[_PodName], steady: float) -> None:
-        """Drop pods that have held nothing for ``PATIENCE_SECONDS``, at the latest after twice that.
+        """Drop pods that have held nothing for ``PATIENCE_SECONDS``, at most twice that time later.
 
         Args:
-            held: Namespace and name of each pod that holds a device now; call this only while that is known.
+            held: Namespace and name of each pod that holds a device now; call this only if the holders are known.
             steady: Seconds of the monotonic clock.
         """
         self._held.update(held)
@@ -143,8 +143,8 @@ class Owners:
     def restore(self, slots: Iterable[Slot]) -> None:
         """Restore the owners that were charged when the last process ended.
 
-        A namespace alone, or a pod itself without a team and cost labels, may be a fallback: those are looked up
-        again.
+        Owners that may be a fallback are looked up again: a namespace alone, or a pod itself without a team and cost
+        labels.
         """
         for slot in slots:
             owner = slot.account.owner
@@ -157,21 +157,21 @@ LOG = logging.getLogger("exporter.agent")
 
 FILE_NAME = "windows.json"
 SAVE_SECONDS = 60.0
-"""Time between two saves. A crash makes it unmeasured: one minute still leaves the shortest window covered."""
+"""Time between two saves. A crash loses at most this time, so the shortest window stays covered."""
 JUDGE_SECONDS = 15.0
-"""Time for which figures are reused while the holders stay the same: the shortest usual scrape interval."""
+"""Time for which figures are reused while the holders do not change; equals the shortest usual scrape interval."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OwnerWindows:
-    """Activity windows of one node and their shown figures. Their loss does not affect the ledger."""
+    """Activity windows of one node, and the figures from them. A loss of windows does not affect the ledger."""
 
     file: StateFile | None = None
     boot_id: str = ""
-    """Boot id of the machine: windows of another boot are not restored."""
+    """Boot id of the machine; windows of another boot are not restored."""
     simulated: bool = False
     pace: float = 1.0
-    """Window seconds per second; differs from 1 only on a simulated node."""
+    """Window seconds per real second; differs from 1 only on a simulated node."""
     judge_seconds: float = JUDGE_SECONDS
     windows: Windows = field(default_factory=Windows)
     _view: OwnersView | None = None
@@ -182,7 +182,7 @@ class OwnerWindows:
     _problem: str = ""
 
     def restore(self, steady: float, errors: Counter[tuple[str, str]]) -> None:
-        """Continue from the file, if it is of this boot; a damaged one is set aside, logged and counted.
+        """Continue from the file, if it is from this boot; a damaged file is set aside, logged and counted.
 
         Args:
             steady: Current seconds of the monotonic clock.
@@ -216,7 +216,7 @@ class OwnerWindows:
         now: float,
         steady: float,
     ) -> OwnersView:
-        """Return the holdings and use of owners; computed when the holders change, and every ``judge_seconds``.
+        """Return the holdings and use of owners; computed after changes of holders and every ``judge_seconds``.
 
         Args:
             views: GPUs and MIG instances with their holders.
@@ -234,7 +234,7 @@ class OwnerWindows:
         return self._view
 
     def begin_save(self, steady: float, *, last: bool) -> tuple[StateFile, Mapping[str, Any]] | None:
-        """Return the file and the windows to save; ``None`` before a save is due, unless the agent ends (``last``)."""
+        """Return the file and the windows to save; ``None`` if no save is due, except at the end (``last``)."""
         if self.file is None or (steady < self._save_at and not last):
             return None
         self._save_at = steady + SAVE_SECONDS

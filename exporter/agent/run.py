@@ -42,16 +42,16 @@ from exporter.web.server import NodeSite, Renderer
 LOG = logging.getLogger("exporter.agent")
 
 STEPS_SECONDS, BETWEEN_STEPS_SECONDS = 0.002, 0.001
-"""After steps of a tick that took the first value, the tick pauses for the second, and scrapes are answered."""
+"""After the first time spent in steps, a tick pauses for the second time, so that scrapes are answered."""
 API_ANSWER_SECONDS = 15.0
-"""Maximum time for the API's first answers, in addition to the jitter of the start."""
+"""Maximum time for the first answers of the API, in addition to the start jitter."""
 SHUTDOWN_SECONDS = 2.0
 """Time for open scrapes to finish after a termination signal."""
 _HOUR_SECONDS = 3600.0
 
 
 def attributor_of(config: AgentConfig, clock: Callable[[], float] = time.time) -> Attributor:
-    """Create the attribution that the configuration selects."""
+    """Create the attributor that the configuration selects."""
     settings, owners = config.attribution, config.owners
     kubelet = metadata = tenants = None
     if settings.enabled and settings.workload_manager == "kubernetes":
@@ -88,11 +88,11 @@ async def run(config: AgentConfig, commands: Mapping[str, Sequence[str]]) -> int
 
     Args:
         config: The user's configuration.
-        commands: Command lines of the children of a simulated node, by source; every page and the metrics then show
-            that it is simulated. Empty for a node that exists.
+        commands: Command lines of the child processes of a simulated node, by source; pages and metrics then show that
+            it is simulated. Empty for a real node.
 
     Raises:
-        ExporterError: Nothing was started: mistakes in a file (ConfigError), or another process has the port.
+        ExporterError: Nothing was started: a file has mistakes (ConfigError), or another process uses the port.
     """
     collectors = read_collectors(config.exposition.collectors, config.exposition.dcgm_names)
     load_prices = partial(price_book.load, config.prices.book)
@@ -135,7 +135,7 @@ def _exposition(config: AgentConfig, collectors: Collectors) -> ExpositionOption
 
 
 def _engine_host(config: AgentConfig) -> str:
-    """Return the host of an engine on another machine, for which no pods of this node are shown; otherwise empty."""
+    """Return the host of an engine on another machine, if no pods of this node are shown; otherwise empty."""
     host = config.sampling.dcgm_address.rpartition(":")[0].strip("[]")
     if config.attribution.enabled or host in {"", "unix", "localhost"}:
         return ""
@@ -179,7 +179,7 @@ def _node(config: AgentConfig, collectors: Collectors, book: PriceBook, commands
 def _metering(
     config: AgentConfig, book: PriceBook, attributor: Attributor, clock: IdleClock, sysfs: Path, *, simulated: bool
 ) -> Metering:
-    """Create the metering; if no other agent writes the node's ledger, continue from the last process's state."""
+    """Create the metering; if no other agent writes the ledger, continue from the state of the last process."""
     name, directory = config.attribution.node_name, config.running.state_dir
     boot_id, owners = _boot_id(), Owners(tenancy=attributor.tenancy)
     metering = Metering(
@@ -214,9 +214,9 @@ def _boot_id() -> str:
 
 
 def loaded_driver(sys_root: Path) -> int | None:
-    """Return a number that every load of the NVIDIA kernel module changes, or ``None`` without the module.
+    """Return a number that changes with every load of the NVIDIA kernel module; ``None`` without the module.
 
-    It is the inode of the module's folder, which the kernel creates with each load.
+    It is the inode of the module's folder, which the kernel creates at each load.
 
     Args:
         sys_root: Mount point of sysfs.
@@ -228,7 +228,7 @@ def loaded_driver(sys_root: Path) -> int | None:
 
 
 def bound_driver(sys_root: Path, bus_id: str) -> str | None:
-    """Return the name of the kernel driver that a PCI device is bound to, or ``None`` if it cannot be read.
+    """Return the name of the kernel driver that a PCI device is bound to; ``None`` if it cannot be read.
 
     Args:
         sys_root: Mount point of sysfs.
@@ -243,7 +243,7 @@ def bound_driver(sys_root: Path, bus_id: str) -> str | None:
 
 
 class ProblemLog:
-    """Logs each problem of the kubelet or the Kubernetes API once when it begins and once when it is over."""
+    """Logs each problem of the kubelet or the Kubernetes API once at its start and once at its end."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -259,15 +259,15 @@ class ProblemLog:
 
 @dataclass(slots=True, kw_only=True)
 class Agent:
-    """A running agent: one node, one renderer, one newest snapshot."""
+    """Runs the agent: ticks, serves the newest snapshot and handles signals."""
 
     node: Node
     renderer: Renderer
     release_seconds: float
     load_prices: Callable[[], PriceBook]
-    """Raises ConfigError where the price book has mistakes."""
+    """Loads the price book; raises ConfigError if it has mistakes."""
     access: WebAccess | None = None
-    """Allowed clients; ``None``: every client, by plain HTTP."""
+    """Access control; ``None``: plain HTTP without passwords."""
     cost_service_url: str = ""
     tasks: Sequence[Callable[[], Awaitable[None]]] = ()
     """Tasks that run in parallel to the ticks until the agent stops."""
@@ -312,7 +312,7 @@ class Agent:
             worker.release(seconds)
 
     async def _ticks(self) -> None:
-        """Tick at each interval, and when DCGM begins to profile, so its figures do not wait for the next tick."""
+        """Tick at each interval, and at the first profiling values of DCGM, so that they do not wait for a tick."""
         loop = asyncio.get_running_loop()
         dcgm = self.node.sources.dcgm
         begun = dcgm.profiling_begun if dcgm else asyncio.Event()
@@ -341,7 +341,7 @@ class Agent:
             if save := self.node.metering.begin_save(time.time(), time.monotonic()):
                 self._saving = asyncio.ensure_future(self._write(save))
         except Exception:
-            # The last snapshot stays, with the error on its page, until it is too old to show values.
+            # The last snapshot stays, with the error counted, until it is too old to show values.
             self.node.count_error("agent", "tick")
             LOG.exception("tick failed; the last snapshot stays")
             self.snapshot = self.node.after_failed_tick(self.snapshot, time.time(), time.monotonic())
@@ -353,7 +353,7 @@ class Agent:
             self._reloading.add_done_callback(lambda _: self._start_reload())
 
     async def _reload_prices(self) -> None:
-        """Read the price book in a thread: a book with thousands of rows takes seconds and would delay a tick."""
+        """Read the price book in a thread, because thousands of rows take seconds and would delay a tick."""
         try:
             book = await asyncio.to_thread(self.load_prices)
         except ConfigError as error:
@@ -362,7 +362,7 @@ class Agent:
             self.node.metering.use_prices(book)
 
     async def _write(self, save: Save) -> None:
-        """Wait for the disk in a thread: an fsync has no time limit and would delay a scrape."""
+        """Wait for the disk in a thread, because an fsync has no time limit and would delay a scrape."""
         error: StateError | None
         try:
             error = await asyncio.to_thread(save.write)

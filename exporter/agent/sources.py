@@ -1,4 +1,4 @@
-"""The sources of the agent: their workers, their states, and their readings merged into one."""
+"""Manages the sources of readings: workers, states and merged readings."""
 
 import logging
 import math
@@ -18,10 +18,10 @@ from exporter.model.snapshot import Snapshot
 LOG = logging.getLogger("exporter.agent")
 
 FIRST_WAIT_SECONDS = 5.0
-"""Time for which DCGM waits for NVML to start, so that GPUs have one identity from the beginning."""
+"""Time for which readings of DCGM wait for the start of NVML, so that GPUs keep one identity."""
 _KEPT = 600
 _LIBRARY_NOT_FOUND = "library_not_found"
-"""Reason of NVML: its library is not installed on this machine."""
+"""Reason of NVML if its library is not installed on this machine."""
 _OTHER_MACHINE = (
     "its host engine has none of the GPUs that NVML has, so it is on another machine and is not used; give the"
     " --dcgm-address of this node's engine"
@@ -31,10 +31,10 @@ FIRST_SECONDS, LONGEST_SECONDS = 60.0, 600.0
 
 
 class MissingGpus:
-    """Measures for how long GPUs have not been up while the driver as a whole works.
+    """Decides when to open the driver again, because GPUs are not up although the driver works.
 
-    The driver fixes its list of GPUs when a process opens it. A GPU that was absent at that moment is not in the list
-    when it returns. A process that was started in the meantime does not know that a GPU is missing.
+    The driver fixes its list of GPUs when a process opens it. A GPU that is absent then does not appear in the list
+    when it returns. A process that starts in the meantime does not know that a GPU is missing.
 
     Args:
         first_seconds: Time for which a GPU is absent before the driver is reopened. Doubles, up to
@@ -72,11 +72,10 @@ class MissingGpus:
 
 @dataclass(slots=True, kw_only=True)
 class Sources:
-    """NVML, DCGM, or both merged.
+    """Returns the readings of NVML, of DCGM, or of both merged.
 
-    While NVML answers, there is one merged reading for each of its own. While it does not (it is down, or silent for
-    ``stale_after_seconds``), there is one for each of DCGM's that is newer than the last merged one. Instants only
-    increase.
+    While NVML answers, each NVML reading leads to one merged reading. While it does not (it is down, or silent for
+    ``stale_after_seconds``), each DCGM reading after the last merged one does. Instants only increase.
     """
 
     nvml: Worker | None = None
@@ -84,11 +83,11 @@ class Sources:
     stale_after_seconds: float
     """Maximum age of a usable reading."""
     dcgm_commands: tuple[Sequence[str], Sequence[str]] | None = None
-    """Commands of DCGM's child: with NVML, and alone; ``None``: its command stays."""
+    """Commands of DCGM's child: with NVML, and alone; ``None`` if the command never changes."""
     missing: MissingGpus = field(default_factory=MissingGpus)
     _memory: MergeMemory = field(default_factory=MergeMemory)
     _unmerged: deque[Reading] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """DCGM's readings that are newer than the last merged one, and its newest."""
+    """DCGM readings after the last merged reading, and the newest DCGM reading."""
     _counted: Counter[tuple[str, str]] = field(default_factory=Counter)
     _xids: LargerCounts = field(default_factory=LargerCounts)
     _began: float = math.inf
@@ -96,7 +95,7 @@ class Sources:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers, NVML first."""
+        """Workers of the sources, NVML first."""
         return tuple(worker for worker in (self.nvml, self.dcgm) if worker is not None)
 
     @property
@@ -118,7 +117,7 @@ class Sources:
         return dict(errors)
 
     def is_fresh(self, age: float) -> bool:
-        """Return whether a newest reading of this age in seconds is valid: a source works, and leads or is about to."""
+        """Return whether a newest reading of this age in seconds is valid, and a source works."""
         return age <= self.stale_after_seconds and any(one.state is SourceState.UP for one in self.statuses)
 
     def take(self, now: float, steady: float) -> tuple[Reading, ...]:
@@ -147,7 +146,7 @@ class Sources:
         return tuple(reading for reading in taken if reading is not None)
 
     def choose_fields(self) -> None:
-        """Have DCGM read all shown fields while NVML's library is not installed, otherwise those that NVML may lack.
+        """Let DCGM read all shown fields while NVML's library is not installed, otherwise those that NVML may lack.
 
         Without the library no other source exists: an engine on another machine, or a container without the NVIDIA
         runtime. A temporary failure of NVML changes nothing.
@@ -160,7 +159,7 @@ class Sources:
                 self.dcgm.use(with_nvml)
 
     def reopen_for_missing(self, snapshot: Snapshot, steady: float) -> None:
-        """Have the driver reopened if that may recover a GPU that is missing or does not answer.
+        """Reopen the driver if that may recover a GPU that is missing or does not answer.
 
         Args:
             snapshot: The newest snapshot.
@@ -170,7 +169,7 @@ class Sources:
             return
         expected, well = snapshot.expected_devices, self.nvml.well_gpus
         if snapshot.attribution.unseen_instances and well is not None:
-            # For a GPU that was absent when the driver was opened, or a layout that the device plugin still advertises.
+            # A GPU may have been absent at the opening, or the device plugin still advertises a former layout.
             expected = max(expected or 0, well + 1)
         if self.missing.is_due(expected=expected, well=well, steady=steady):
             LOG.info("opening the driver again in a new process: gpus_expected=%s gpus_up=%s", expected, well)
@@ -189,7 +188,7 @@ class Sources:
 
     @property
     def _usable(self) -> Sequence[Reading]:
-        """DCGM's readings, while it works."""
+        """DCGM readings; empty while DCGM does not work."""
         return self._unmerged if self.dcgm and self.dcgm.status.state is SourceState.UP else ()
 
     def _nearest(self, at: float) -> Reading | None:
@@ -198,7 +197,7 @@ class Sources:
         return nearest if nearest and abs(at - nearest.instant) <= self.stale_after_seconds else None
 
     def _nvml_answers(self, now: float, steady: float) -> bool:
-        """Return whether NVML leads, or is about to because it is starting."""
+        """Return whether NVML has current readings, or is still starting."""
         if self.nvml is None:
             return False
         state, newest = self.nvml.status.state, self._memory.nvml

@@ -16,11 +16,11 @@ from exporter.model.snapshot import Activity, ActivitySource, DeviceView, PodUse
 
 MEBIBYTE = 1 << 20
 _DIGITS = 6
-"""Decimal places of a holder's part of a value."""
+"""Decimals of a holder's part of a value."""
 
 
 def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the activity for the idle clock: full use of a quarter is busy, though it is 0.25 of the device."""
+    """Return bounds of activity for the idle clock, as parts of the holder's share instead of the device."""
     if bounds is None:
         return None
     least, most = bounds
@@ -28,9 +28,9 @@ def _of_its_share(holder: Holder, bounds: tuple[float, float] | None) -> tuple[f
 
 
 def _samples(matched: Matched, values: Mapping[Field, int | float], holders: int) -> list[activity.SampledUse] | None:
-    """Return the sampled use of the processes; ``None`` if it does not divide the device's activity."""
+    """Return the sampled use of the processes; ``None`` if it cannot divide the activity of the device."""
     if holders == 1 and not matched.unattributed:
-        return None  # the only holder has all of it
+        return None  # the only holder has all activity
     processes = [process for bucket in matched.buckets for process in bucket.processes]
     if matched.by_mps or not activity.samples_cover(values, processes):
         return None
@@ -45,7 +45,7 @@ def _samples(matched: Matched, values: Mapping[Field, int | float], holders: int
 
 
 def _foreign(matched: Matched | None) -> tuple[ProcessUse, ...] | None:
-    """Return the processes without a holder; ``None`` if there may be more of them than are known."""
+    """Return the processes without a holder; ``None`` if there may be unknown ones."""
     if matched is None or matched.hidden:
         return None
     unsure = any(not process.ended for bucket in matched.buckets if not bucket.known for process in bucket.processes)
@@ -53,19 +53,19 @@ def _foreign(matched: Matched | None) -> tuple[ProcessUse, ...] | None:
 
 
 def _memory(processes: Sequence[ProcessUse]) -> int | None:
-    """Return the sum of memory in bytes; ``None`` if a process's memory is unknown. An ended process has none."""
+    """Return the sum of memory in bytes; ``None`` if the memory of a process is unknown. Ended processes have none."""
     alive = [process.memory_used_bytes for process in processes if not process.ended]
     known = [memory for memory in alive if memory is not None]
     return sum(known) if len(known) == len(alive) else None
 
 
 def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: float | None) -> dict[Holder, int | None]:
-    """Return memory in bytes of every holder with processes; ``None`` if a holder may have more than is known.
+    """Return the memory in bytes of every holder with processes; ``None`` for a holder that may have more.
 
     Args:
         holders: Holders of the device.
         matched: Its processes, ``None`` if the driver does not list them.
-        used_mib: Memory in use on the device; a sole holder has all except that of processes without a holder.
+        used_mib: Memory in use on the device of a sole holder, who has all but that of processes without a holder.
     """
     if used_mib is not None:
         foreign = _memory(matched.unattributed) if matched else 0
@@ -86,14 +86,14 @@ def _memories(holders: Sequence[Holder], matched: Matched | None, used_mib: floa
 def _drop_in_values(
     part: Activity | None, device: activity.Judgement, values: Mapping[Field, int | float], memory_bytes: int | None
 ) -> dict[Field, int | float]:
-    """Return the drop-in fields that exist per holder on a shared device: its part of the device's value."""
+    """Return the drop-in fields of a holder of a shared device, as its parts of the values of the device."""
     drop_in: dict[Field, int | float] = {}
     if memory_bytes is not None:
         drop_in[Field.FB_USED] = memory_bytes // MEBIBYTE
     if part is None or device.activity is None or part.source is ActivitySource.ESTIMATED:
         return drop_in
     if not device.activity.ratio and values.get(Field.GPU_UTIL):
-        return drop_in  # a previous sample's utilisation, without a ratio to divide it by
+        return drop_in  # the utilisation is of the previous sample, and no ratio divides it
     fraction = part.ratio / device.activity.ratio if device.activity.ratio else 0.0
     for utilisation in (Field.GPU_UTIL, Field.PROF_GR_ENGINE_ACTIVE):
         if utilisation in values:
@@ -107,7 +107,7 @@ _DOWN = activity.Judgement(activity=None, reason="device_down")
 
 @dataclass(slots=True, kw_only=True)
 class Viewer:
-    """Creates device views; keeps the clocks and the memory of contradictions between ticks."""
+    """Creates device views; keeps idle clocks and the state of activity between ticks."""
 
     lookup: ProcessLookup
     """Finds the holders of processes."""
@@ -189,7 +189,7 @@ class Viewer:
         pods, rest_ratio, foreign = self._use(holders, judgement, device.values, _own_processes(gpu, device), now)
         partitioned = device is gpu and bool(gpu.instances) and not holders
         allocation = attribution.allocation(device.uuid)
-        # If the holders are unknown, any running process may be theirs.
+        # If the holders are unknown, any running process may belong to them.
         known = allocation is not AllocationState.UNKNOWN
         foreign = foreign if known else None
         return DeviceView(
@@ -265,9 +265,9 @@ def _own_processes(gpu: GpuReading, device: DeviceReading) -> tuple[ProcessUse, 
 
 
 def darkened(reading: Reading, reason: str) -> Reading:
-    """Return a reading that is too old to be shown: identities stay, every value is removed.
+    """Return a reading that is too old without its values; identities stay.
 
-    A driver that does not answer for a GPU is a fact about the GPU. A host engine that does not answer is not.
+    If a driver does not answer, its GPUs are down. If a host engine does not answer, the state of its GPUs is unknown.
     """
     down = DeviceState.UNKNOWN if reading.source == "dcgm" else DeviceState.FAILED
     gpus = (
