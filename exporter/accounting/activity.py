@@ -1,4 +1,4 @@
-"""Determines how busy a device is: its engines, the fields that measure them, and when its activity is unknown."""
+"""Determines the activity of devices: their engines, the fields that measure them, and unknown activity."""
 
 import math
 import re
@@ -18,39 +18,39 @@ from exporter.model.snapshot import Activity, ActivitySource
 _PERCENT = frozenset({Field.GPU_UTIL, Field.ENC_UTIL, Field.DEC_UTIL, Field.JPG_UTIL, Field.OFA_UTIL})
 
 MEAN_SECONDS = 60.0
-"""Time constant of the compared means: at one sample a second, a reading this old has 1/e of its weight."""
+"""Time constant of the compared means: with a sample per second, a reading of this age has 1/e of its weight."""
 
 LEAST_EXPLAINED = 0.25
 """Process samples that sum to less than this part of a device's activity do not attribute it.
 
-They are from another time than the activity: from before work began, or from the end of a time without samples.
+They are from another time than the activity, for example from before work began.
 """
 
 CONTRADICTING_UTILISATION = 0.1
-"""Mean utilisation from which on work ran."""
+"""Mean utilisation that proves work."""
 
 CONTRADICTING_FRACTION = 0.1
-"""Mean engine activity below this part of the mean utilisation means that hardly any work ran.
+"""Mean engine activity below this part of the mean utilisation contradicts it.
 
 NVML's utilisation lags behind the engine counter by a sample, and DCGM's figures by up to three. Means over many
-samples hide that lag, but show a counter that stays at 0 for weeks at 99 % (NVIDIA/dcgm-exporter#662).
+samples hide that lag. They show a counter that stays at 0 for weeks at 99 % utilisation (NVIDIA/dcgm-exporter#662).
 """
 
 _HEAVIEST_READING_SECONDS = 2.0
-"""Maximum weight of a reading: with rare samples, three readings that lag are no contradiction."""
+"""Maximum weight of a reading, so that with rare samples three lagging readings are not a contradiction."""
 
 _LONGEST_STEP_SECONDS = 600.0
 """Time without a reading after which the means restart; twice the longest sample interval."""
 
 RECENT_SECONDS = 60.0
-"""A source can measure an engine if it measured it within this time."""
+"""Time since its last measurement in which an engine counts as measurable."""
 
 SETTLING_SECONDS = 5.0
-"""Time after a device's first values, and after each return of them, in which DCGM or NVML may not have reported all
-engines of a device that DCGM measures."""
+"""Time after the first values of a device, and after each return of values, in which DCGM or NVML may not yet have
+reported all engines of a device that DCGM measures."""
 
 _NOISE = 0.005
-"""Activity of a codec or of the PCIe link below this is no evidence of use."""
+"""Activity of a codec or of the PCIe link up to this value does not prove use."""
 
 
 class EngineClass(StrEnum):
@@ -62,17 +62,17 @@ class EngineClass(StrEnum):
     JPEG = auto()
     OPTICAL_FLOW = auto()
     COPY = auto()
-    """Copies between host and device: the busier direction of the PCIe link, as a part of the link. A copy does not
-    show in the engine counter, but in NVML's utilisation, whose measure of it, the time, is not used here: it lags."""
+    """Copies between host and device: use of the PCIe link in its busier direction. The engine counter does not
+    include copies. NVML's utilisation includes their time, but lags, so it is not used for them."""
 
 
 class DeviceLevel(StrEnum):
-    """The kind of device for which activity is determined."""
+    """Kind of a device whose activity is determined."""
 
     GPU = auto()
     """A whole GPU."""
     PARTITIONED_GPU = auto()
-    """A GPU in MIG mode: its codecs belong to its instances."""
+    """A GPU in MIG mode; its codecs belong to its instances."""
     INSTANCE = auto()
     """A MIG instance."""
 
@@ -89,7 +89,7 @@ class EngineRow:
 
     engine: EngineClass
     fields: tuple[tuple[Field, ...], ...]
-    """Alternatives, best first; the first one with a value counts. Of several units, the busiest one counts."""
+    """Alternatives, best first; the first alternative with a value counts. Of several units, the busiest counts."""
     of_process: Callable[[ProcessUse], float | None]
     """Use of the engine by a process; ``None`` if the driver's samples do not cover it."""
     lacking_models: re.Pattern[str] | None = None
@@ -111,7 +111,7 @@ _WITHOUT_ENCODER = re.compile(r"\b(A100|A800|A30|H100|H800|H20|H200|GH200|B200|G
 _BEFORE_AMPERE = r"\b(K80|M40|M60|P4|P40|P100|V100|V100S|T4|T40|RTX [4568]000)\b(?!.*\bAda\b)"
 _WITHOUT_JPEG = re.compile(_BEFORE_AMPERE + r"|\b(A2|A10|A10G|A16|A40|RTX A\d{3,4}|RTX 30\d0)\b")
 _INSTANCE_WITHOUT_CODECS = re.compile(r"\b(A100|A800|A30)\b")
-"""Ampere has no GPM, which is the only source for codecs of instances."""
+"""Ampere models with MIG: they have no GPM, the only source of codecs of instances."""
 _WITHOUT_FLOW = re.compile(_BEFORE_AMPERE)
 
 ENGINES = (
@@ -150,7 +150,7 @@ ENGINES = (
         lacking_models=_WITHOUT_FLOW,
     ),
 )
-"""Every engine and the fields that measure it: the only place that defines what must be measured for idle time."""
+"""Engines and the fields that measure them; all engines of a device must be measured for idle time."""
 
 
 @lru_cache(maxsize=64)
@@ -171,8 +171,7 @@ def engines_of(level: DeviceLevel, model: str) -> tuple[EngineRow, ...]:
 def samples_cover(values: Mapping[Field, int | float], processes: Sequence[ProcessUse]) -> bool:
     """Return whether the driver's process samples cover the engines in use on a device.
 
-    They do not while an uncovered engine is in use: drivers before R550 sample no JPEG and optical-flow engines, and
-    the first poll of processes has no samples at all.
+    Drivers before R550 do not sample JPEG and optical-flow engines, and the first poll of processes has no samples.
 
     Args:
         values: The device's values.
@@ -192,7 +191,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One new sample of one device."""
+    """New sample of one device."""
 
     uuid: str
     """UUID of the GPU or MIG instance."""
@@ -206,13 +205,13 @@ class Observation:
     process_count: int | None = None
     """Number of processes that the driver lists; ``None`` if it reports no list or an unreliable one."""
     draws: bool | None = False
-    """Whether a process has a graphics context, whose units no source measures; ``None`` without a list of them."""
+    """Whether a process has a graphics context; ``None`` without a process list. No source measures its units."""
     parent_values: Mapping[Field, int | float] = field(default_factory=dict)
     """Values of a MIG instance's GPU."""
 
     @property
     def runs_nothing(self) -> bool:
-        """Whether there is no process; an empty list is not credible while memory is in use."""
+        """Whether the device has no process; an empty list is not credible while memory is in use."""
         return self.process_count == 0 and self.values.get(Field.FB_USED, 0) < NO_PROCESS_MEMORY_MIB
 
 
@@ -224,7 +223,7 @@ class _Means:
     at_seconds: float | None = None
 
     def add(self, at_seconds: float, *readings: float) -> None:
-        """Add readings, which hold since the previous ones, or for a shorter time if those are old."""
+        """Add readings, with the time since the previous ones as weight, up to a maximum."""
         step = math.inf if self.at_seconds is None else at_seconds - self.at_seconds
         self.at_seconds = at_seconds
         if not 0 <= step <= _LONGEST_STEP_SECONDS:
@@ -241,7 +240,7 @@ class _Memory:
     """Data of one device that is kept between samples."""
 
     measured_since_seconds: float = math.inf
-    """Instant from which on its compute engine was measured without interruption; infinite while it is not."""
+    """Instant since which its compute engine is measured without interruption; infinite while it is not."""
     means: _Means = field(default_factory=lambda: _Means((0.0, 0.0)))
     """Means of engine activity and utilisation."""
     unexplained: _Means = field(default_factory=lambda: _Means((0.0,)))
@@ -282,7 +281,7 @@ class _Memory:
         return [row for row in engines_of(sample.level, sample.model) if row.engine not in found]
 
     def age_seconds(self, row: EngineRow, at_seconds: float) -> float:
-        """Return the time since an engine was last measured, or for which others have been."""
+        """Return the time since an engine was last measured; if never, the time since the compute engine is."""
         last = self.measured.get(row.engine)
         return at_seconds - (self.measured_since_seconds if last is None else last[0])
 
@@ -313,8 +312,8 @@ class ActivityJudge:
     """Determines the activity of many devices, and keeps the necessary data of each."""
 
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Counts since start by (part, reason), one when each begins: ``contradiction``, ``incomplete`` and
-    ``impossible_profile``."""
+    """Counts since start by (part, reason), increased when a reason starts to apply: ``contradiction``, ``incomplete``
+    and ``impossible_profile``."""
     nvml_reads: bool = True
     """Whether NVML is a source: no other source measures the codecs of MIG instances."""
     _memory: dict[str, _Memory] = field(default_factory=dict)
@@ -324,7 +323,7 @@ class ActivityJudge:
 
         Args:
             sample: The new sample.
-            idle_below: The idle threshold, 0..1. Below it, a device is idle only if no unmeasured engine may be in use.
+            idle_below: Idle threshold, 0..1. Below it, a device is idle only if no unmeasured engine may be in use.
 
         Returns:
             The activity of the busiest engine. Unknown without a compute reading, for contradicting readings, and for
@@ -349,7 +348,7 @@ class ActivityJudge:
         if busiest.ratio < idle_below and more:
             return Judgement(activity=None, reason="incomplete")
         memory.draws = memory.draws if sample.draws is None else sample.draws
-        # If something that no source measures may be in use, the rest is no limit.
+        # If an unmeasured unit may be in use, the measured ones do not show the limit.
         if not (more or memory.draws or sample.level is DeviceLevel.PARTITIONED_GPU):
             profile, is_possible = effective.profile_of(
                 sample.model,
@@ -364,7 +363,7 @@ class ActivityJudge:
         return Judgement(activity=busiest)
 
     def interrupt(self, uuids: Iterable[str]) -> None:
-        """Record that devices are not measured now: DCGM returns their engines one after the other."""
+        """Record that devices are not measured now; afterwards, DCGM reports their engines one after the other."""
         for uuid in uuids:
             if memory := self._memory.get(uuid):
                 memory.measured_since_seconds = math.inf
@@ -385,7 +384,7 @@ class ActivityJudge:
 
 def _measured(sample: Observation, pcie_ratio: float | None) -> _Found:
     found = {row.engine: known for row in ENGINES if (known := row.measured(sample.values)) is not None}
-    # NVML's utilisation includes copies; a MIG instance's part of the link is unknown.
+    # NVML's utilisation includes copies; the part of the link that a MIG instance uses is unknown.
     with_engine = sample.level is not DeviceLevel.INSTANCE and Field.PROF_GR_ENGINE_ACTIVE in sample.values
     if with_engine and pcie_ratio is not None and pcie_ratio > _NOISE:
         found[EngineClass.COPY] = min(1.0, pcie_ratio), Field.PROF_PCIE_TX_BYTES
@@ -423,9 +422,9 @@ def partitioned_activity(
         lacks_some: Whether there are other instances without any data.
 
     Returns:
-        ``own`` where it is known and no instance is busiest in a codec. Otherwise the slice-weighted mean of the
+        ``own`` if it is known and no instance is busiest in a codec. Otherwise the slice-weighted mean of the
         instances: unknown if one instance is unknown, measured by DCGM if one instance is. ``own`` below the idle
-        threshold is also unknown if one instance is: its codecs may be in use.
+        threshold is also unknown if one instance is, because its codecs may be in use.
     """
     judged = [judgement.activity for _, judgement in instances]
     if own.activity is not None and own.activity.ratio < idle_below and (lacks_some or None in judged):
@@ -472,10 +471,10 @@ class Split:
 def split_activity(device: Activity | None, holders: Sequence[Holder], samples: Sequence[SampledUse] | None) -> Split:
     """Divide a device's activity among its holders.
 
-    It is divided in proportion to the process samples: these show the *holder*, the device shows *how much*. Samples
-    with several possible holders are divided among those by share. Without samples, or with samples that explain less
-    than ``LEAST_EXPLAINED`` of it, all activity is divided by share. A part that is mostly divided by share is
-    estimated. A single holder gets all activity except that of processes without a holder.
+    The activity is divided in proportion to the process samples. Samples with several possible holders are divided
+    among those by share. Without samples, or with samples of less than ``LEAST_EXPLAINED`` of the activity, all of it
+    is divided by share. A part that is mostly divided by share is estimated. A single holder gets all activity except
+    that of processes without a holder.
 
     Args:
         device: Activity of the device, ``None`` if unknown.
@@ -523,7 +522,7 @@ def split_activity(device: Activity | None, holders: Sequence[Holder], samples: 
 def _explaining(
     device: Activity, holders: Sequence[Holder], samples: Sequence[SampledUse] | None
 ) -> Sequence[SampledUse]:
-    """Return the samples, or one sample of all holders if they do not explain the device's activity."""
+    """Return the samples, or one sample of all holders if the samples explain too little of the activity."""
     # At least the smallest normal number: a denormal divisor overflows.
     least = max(LEAST_EXPLAINED * device.ratio, sys.float_info.min)
     if samples is None or sum(one.ratio for one in samples) < least:

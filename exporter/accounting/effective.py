@@ -1,6 +1,6 @@
-"""Determines how near a device is to the limits of its hardware: effective part of its activity, and bottleneck.
+"""Determines the effective part of a device's activity and its bottleneck, from the limits of the hardware.
 
-docs/effective.md explains the formula and where it misleads.
+docs/effective.md explains the formula and its limits.
 """
 
 import re
@@ -14,15 +14,15 @@ from exporter.model.ledger import RESOURCES, Bottleneck, ResourceProfile
 Values = Mapping[Field, int | float]
 
 NEAR_LIMIT = 0.25
-"""Use of a resource from which on it is a bottleneck. Below it, a quarter of the device would do the same work."""
+"""Minimum use of a bottleneck. With less use of every resource, a quarter of the device could do the same work."""
 _NOISE = 0.05
-"""A pipe busier than its engine by more than this is impossible; 0.011 was recorded on an H100."""
+"""Maximum difference by which noise makes a pipe busier than its engine; 0.011 was recorded on an H100."""
 
 _BEFORE_HOPPER = re.compile(
     r"\b(P4|P40|P100|V100|V100S|T4|T40|A2|A10|A10G|A16|A30|A40|A100|A800|L2|L4|L20|L40|L40S)\b"
     r"|\bRTX (A?[2-8][05]00|[2-4]0\d0)\b"
 )
-"""Models on which integer work is in the FP32 pipe (DCGM: "FMA, FP32 and integer"), and no source has another pipe."""
+"""Models whose FP32 pipe includes integer work (DCGM: "FMA, FP32 and integer"); no source has an integer pipe."""
 
 _LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Bytes per second of one lane in one direction by generation of PCIe, without its line code (PCI-SIG)."""
@@ -39,7 +39,7 @@ _NVLINK_BYTES = (
     (re.compile(r"\b(A40|RTX A(4500|5[05]00|6000))\b"), 56.25e9),
     (re.compile(r"\bQuadro RTX [68]000\b"), 50e9),
 )
-"""Bytes per second of all links together in one direction by model: links times speed, from NVIDIA's data sheets."""
+"""Bytes per second of all links in one direction by model: number of links times speed, from NVIDIA's data sheets."""
 _WITHOUT_NVLINK = re.compile(
     r"\b(P4|P40|T4|T40|A2|A10|A10G|A16|L2|L4|L20|L40|L40S)\b|V100S?-PCIE|P100-PCIE"
     r"|\bAda\b|RTX A[24]000|RTX PRO|GeForce RTX [45]0\d0"
@@ -50,14 +50,14 @@ _WITH_C2C = re.compile(r"\b(GH200|GB200|GB300)\b")
 
 
 class _Row(NamedTuple):
-    """The resources of a model that must be measured besides its memory and its PCIe link."""
+    """Resources of a model that must be measured in addition to its memory and PCIe link."""
 
     pipes: tuple[Field, ...]
     has_nvlink: bool
     nvlink_bytes: float | None
     """Limit of NVLink in one direction; ``None`` for an unknown model."""
     c2c_bytes: float | None
-    """The same of NVLink-C2C; of an unknown model, C2C need not be measured, but its traffic has no limit."""
+    """Limit of NVLink-C2C in one direction; ``None`` for other models, whose C2C need not be measured."""
 
 
 @lru_cache(maxsize=64)
@@ -75,8 +75,8 @@ def _row_of(model: str) -> _Row:
 def pcie_use(values: Values) -> float | None:
     """Return the use of a GPU's PCIe link in its busier direction, as a part of the negotiated link.
 
-    The limit is the current generation times the current width. The generation falls while the GPU is idle and is read
-    once a minute only: a use above 1 is compared with the highest generation of GPU and slot.
+    The limit is that of the current generation and width. The generation falls while the GPU is idle and is read only
+    once a minute, so a use above 1 is compared with the highest generation of GPU and slot.
 
     Args:
         values: Values of the whole GPU.
@@ -109,7 +109,7 @@ _C2C = (Field.PROF_C2C_TX_ALL_BYTES, Field.PROF_C2C_RX_ALL_BYTES)
 def _uses(
     model: str, values: Values, board: Values | None, pcie_ratio: float | None
 ) -> tuple[float, float, float] | None:
-    """Return the largest use of a pipe, of memory and of a link; ``None`` if one of them was not measured."""
+    """Return the largest use of a pipe, the use of memory, the largest use of a link; ``None`` if one is unknown."""
     row, whole = _row_of(model), values if board is None else board
     links = [pcie_ratio]
     if row.has_nvlink and board is None:
@@ -133,14 +133,13 @@ def profile_of(
     video_ratio: float,
     pcie_ratio: float | None,
 ) -> tuple[ResourceProfile | None, bool]:
-    """Return how near a device was to its limits, with its bottleneck, and whether its readings are possible.
+    """Return the resource profile of a device, and whether its readings are possible.
 
     Args:
         model: Name of the GPU as the driver reports it.
         values: Values of the device.
-        board: Values of the whole GPU, for a MIG instance: clocks and the PCIe link, which its instances share, so that
-            the use of all of them is an upper bound. Instances have no NVLink (NVIDIA: no peer access under MIG).
-            ``None`` for a whole GPU.
+        board: For a MIG instance, values of the whole GPU: clocks and the PCIe link. Instances share the link, so its
+            use is an upper bound. They have no NVLink (NVIDIA: no peer access under MIG). ``None`` for a whole GPU.
         activity_ratio: Activity of the device.
         video_ratio: Activity of its busiest video, JPEG or optical-flow engine.
         pcie_ratio: ``pcie_use`` of the whole GPU.

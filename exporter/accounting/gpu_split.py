@@ -25,7 +25,7 @@ DUST = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part of a physical GPU with its owner; kept between samples to know the holder before a gap."""
+    """A part of a physical GPU with its owner; kept between samples, to know the holder before a gap."""
 
     device_uuid: str
     """UUID of the held device; the GPU's own for a part without a holder."""
@@ -39,9 +39,9 @@ class Slot:
     share_ratio: float
     """Part of the physical GPU, 0..1."""
     energy_counter_millijoules: float | None = None
-    """The GPU's energy counter at that instant, the same in all of its slots."""
+    """Energy counter of the GPU at that instant, the same in all of its slots; ``None`` if unknown."""
     idle_watts: float | None = None
-    """The GPU's lowest power so far, the same in all of its slots."""
+    """Lowest power of the GPU so far, the same in all of its slots; ``None`` if unknown."""
 
     @property
     def key(self) -> HolderKey:
@@ -54,18 +54,18 @@ class GpuPart(NamedTuple):
 
     slot: Slot
     pod: PodAccount | None
-    """Account of the pod; ``None`` for a part without a holder, or with an unknown one."""
+    """Account of the pod; ``None`` for a part with no holder or an unknown holder."""
     ratios: ByState
     """Parts of the physical GPU, 0..1; they sum to the slot's share."""
     estimated: bool = False
     """Whether the activity is divided by share because process data is missing."""
     profile: ResourceProfile | None = None
-    """Of the device, for the profiled part; ``None`` without one."""
+    """Resource profile of the device for the profiled part; ``None`` without such a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """All parts of one GPU; they sum to 1."""
+    """Division of one GPU into parts that sum to 1."""
 
     gpu_uuid: str
     unattributed: Account
@@ -78,8 +78,8 @@ class Division:
 def across_gap(before: Iterable[Slot], after: Division) -> Division:
     """Return the holders of a GPU's parts during a time without samples.
 
-    A holder before and after had the smaller of its two parts throughout; a part without a holder before and after was
-    free. All other parts have an unknown holder, and the use of every part is unknown.
+    A holder before and after the gap gets the smaller of its two parts. A part that was free before and after is free.
+    All other parts have an unknown holder. The use of every part is unknown.
     """
     held: dict[HolderKey, Slot] = {}
     free_before = 0.0
@@ -111,8 +111,8 @@ def _ratios(share: float, activity: Activity | None, part: float = 1.0) -> BySta
     Args:
         share: Part of the physical GPU.
         activity: Activity of the share's holder; ``None`` if it is unknown.
-        part: Part of the device that the activity refers to: a sharer of a quarter can use at most that quarter. Then
-            it is fully active, not idle for three quarters.
+        part: Part of the device that the holder can use at most. A holder of a quarter that uses all of it is fully
+            active, not idle for three quarters.
     """
     if activity is None:
         return ByState(unknown=share)
@@ -140,7 +140,7 @@ def _division(views: Sequence[DeviceView], owner_of: Callable[[Holder], Owner]) 
     gpu = views[0].gpu
     up = views[0].state is DeviceState.UP
     devices = held_units(views)
-    # One holder has the GPU, others have instances of it: their shares fill the GPU and leave no free part.
+    # One holder has the GPU and others have instances of it: their shares fill the GPU, so no part is free.
     overlapping = len(devices) > 1 and devices[0].instance is None
     free, lost = ByState(), ByState()
     parts: list[GpuPart] = []
@@ -194,7 +194,7 @@ def _part(view: DeviceView, use: PodUse, owner_of: Callable[[Holder], Owner]) ->
 def _described(
     holder: Holder, owner: Owner, device: tuple[str, str, int, str], instance: MigInstance | None
 ) -> tuple[Slot, PodAccount]:
-    """Return a holder's slot and account, the same objects while nothing changes."""
+    """Return the slot and account of a holder, the same objects while nothing changes."""
     uuid, gpu_uuid, gpu_index, model = device
     slot = Slot(
         device_uuid=uuid,
@@ -234,8 +234,8 @@ def _scaled(part: GpuPart, factor: float) -> GpuPart:
 def held_units(views: Sequence[DeviceView]) -> list[DeviceView]:
     """Return the allocatable devices of one GPU: its instances, otherwise the GPU itself.
 
-    If a holder has a partitioned GPU itself (no MIG strategy), it holds all of it; an instance then counts only if it
-    is held too.
+    Without a MIG strategy, a holder can have a partitioned GPU itself. It then holds the whole GPU, and an instance
+    counts only if it is held too.
     """
     instances = [view for view in views if view.instance]
     whole = [view for view in views if not view.instance]

@@ -1,4 +1,4 @@
-"""Tracks for how long a holder has held its device and for how long it has left it idle."""
+"""Tracks the age and the idle time of each holder."""
 
 import math
 from collections.abc import Iterable
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from exporter.model.attribution import HolderKey, is_other_pod
 
 UNMEASURED_SECONDS = 300.0
-"""Unmeasured time after which the idle clock restarts. An upgrade of the agent takes less."""
+"""Unmeasured time after which the idle clock restarts; longer than an upgrade of the agent."""
 UNMEASURED_RATIO = 0.01
-"""Unmeasured time that measured idle time compensates, as a part of the latter."""
+"""Tolerated unmeasured time, as a part of the measured idle time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class IdleMemory:
-    """State of the idle clock for one holder, a record of the state file; instants are of the monotonic clock."""
+    """State of the idle clock of one holder; a record of the state file. Instants are of the monotonic clock."""
 
     holder: HolderKey
     pod_uid: str | None
@@ -23,7 +23,7 @@ class IdleMemory:
     idle_seconds: float = 0.0
     """Measured idle time since the holder was last busy."""
     unmeasured_seconds: float = 0.0
-    """Unmeasured time since then, less the part that measured idle time compensates."""
+    """Unmeasured time since the holder was last busy, less the tolerated part."""
     was_busy: bool = field(default=False, init=False)
     """Whether the holder was busy in this process; not saved."""
 
@@ -36,9 +36,9 @@ class IdleMemory:
         self.idle_seconds = self.unmeasured_seconds = 0.0
 
     def resume(self, earlier: "IdleMemory") -> None:
-        """Continue from an earlier process's memory of the same pod.
+        """Continue from the state of the same pod in an earlier process.
 
-        An agent that waited for the ledger has measured part of that process's time itself: that part counts once.
+        An agent that waited for the ledger has measured a part of that time itself. That part counts once.
         """
         if not self.was_busy:
             both_saw = max(0.0, earlier.last_seen - self.first_seen)
@@ -49,7 +49,7 @@ class IdleMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleState:
-    """Current state of a holder, in seconds; ``None`` is unknown."""
+    """Age and idle time of a holder, in seconds; ``None`` is unknown."""
 
     age_seconds: float
     idle_for_seconds: float | None
@@ -57,29 +57,29 @@ class IdleState:
 
 @dataclass(slots=True)
 class IdleClock:
-    """Measures, per holder, for how long it has had its device and for how long it has been idle.
+    """Measures the age and the idle time of each holder.
 
-    Only time that was measured to be idle counts. Unmeasured time (a gap, an unknown activity, an ambiguous estimate)
+    Only time with measured idle activity counts. Unmeasured time (a gap, an unknown activity, an ambiguous estimate)
     neither counts nor restarts the clock, up to ``UNMEASURED_SECONDS`` and ``UNMEASURED_RATIO`` of the idle time. After
     that the clock restarts, because the holder may have worked for too long.
 
     Attributes:
-        threshold_ratio: Activity (0..1) from which on a holder is busy.
-        tolerated_gap_seconds: Longest measured time between two samples; a longer one is unmeasured.
+        threshold_ratio: Minimum activity (0..1) of a busy holder.
+        tolerated_gap_seconds: Longest time between two samples that counts as measured.
     """
 
     threshold_ratio: float
     tolerated_gap_seconds: float
     _memory: dict[HolderKey, IdleMemory] = field(default_factory=dict)
     _earlier: dict[HolderKey, IdleMemory] = field(default_factory=dict)
-    """Memories of the previous process, kept until the pod's UID shows whether it is the same pod."""
+    """States of the previous process, kept until the UID of the pod shows whether it is the same pod."""
 
     def observe(self, key: HolderKey, now: float, bounds: tuple[float, float] | None, pod_uid: str | None) -> IdleState:
         """Count the time since the holder's last sample.
 
         Args:
             key: Holder and device.
-            now: Monotonic clock, in seconds; a step backwards makes no duration negative.
+            now: Monotonic clock, in seconds; a step backwards never makes a duration negative.
             bounds: Minimum and maximum of the holder's activity, *as a part of the held share*; ``None`` if
                 unknown.
             pod_uid: UID of the pod if known; another UID under the same name is another pod.

@@ -1,7 +1,7 @@
 """Sums seconds, joules and money per owner under a ledger identity, and manages the ledgers of a node.
 
-Under an identity, totals start at 0 and never decrease. The node's ledgers are one that is on disk, one in memory while
-the disk fails, and those that have ended.
+Under an identity, totals start at 0 and never decrease. A node has a ledger on disk, a ledger in memory while the disk
+fails, and ended ledgers.
 """
 
 import math
@@ -33,19 +33,19 @@ def _charged(portion: Portion, price: Price | None) -> Totals:
 
 @dataclass(slots=True, kw_only=True)
 class PodTable:
-    """Sums of pods; those of a pod are dropped ``linger_seconds`` after its last charge."""
+    """Sums of pods; the sums of a pod are dropped ``linger_seconds`` after its last charge."""
 
     linger_seconds: float = 300.0
     _sums: dict[PodAccount, Totals] = field(default_factory=dict)
     _changed: dict[PodAccount, float] = field(default_factory=dict)
-    """Monotonic time of the last charge in this process; a pod from before a restart has none at first."""
+    """Monotonic time of the last charge in this process; absent for a restored pod until the first sample."""
     _now: dict[HolderKey, PodAccount] = field(default_factory=dict)
-    """The current pod by name."""
+    """Current pod by container and device."""
 
     def charge(self, charges: Sequence[_Charge], steady: float) -> None:
-        """Add the charges of one sample, and drop pods that ended long ago.
+        """Add the charges of one sample, and drop pods that ended more than ``linger_seconds`` ago.
 
-        An end is known only while time is metered, so pods are dropped here alone.
+        Pods are dropped only here, because an end is known only while time is metered.
         A pod stays the same when its UID becomes known or unknown; a different UID is another pod.
 
         Args:
@@ -93,14 +93,14 @@ class PodTable:
 
 
 COST_LABELS_LIMIT = 200
-"""Combinations of cost labels in a ledger; a label with one value per pod would create one series for each."""
+"""Maximum number of cost-label combinations in a ledger; a label with a value per pod would create one per pod."""
 _OTHER = "=__other__"
-"""Suffix of each pair of a combination beyond the limit; no Kubernetes label can have that value."""
+"""Suffix of each pair of a combination beyond the limit. No Kubernetes label can have this value."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sheet:
-    """Sums per account over some time."""
+    """Sums per account over a time."""
 
     accounts: dict[Account, Totals] = field(default_factory=dict)
     capacity_seconds: float = 0.0
@@ -145,7 +145,7 @@ class Sheet:
         """Move the sums of provisional owners to their actual owners.
 
         Args:
-            owner_of: Maps a provisional owner to its actual owner; to itself while that is not known.
+            owner_of: Returns the actual owner of a provisional owner, or the provisional owner while unknown.
         """
         for account in [account for account in self.accounts if account.owner.provisional]:
             owner = owner_of(account.owner)
@@ -158,7 +158,7 @@ class Sheet:
         """Move combinations of cost labels beyond ``COST_LABELS_LIMIT`` to ``__other__``.
 
         Returns:
-            Those combinations. The first ones stay, so shown combinations are never folded.
+            The moved combinations. The first combinations stay, so a shown combination is never moved.
         """
         if len(self.accounts) <= COST_LABELS_LIMIT:
             return set()
@@ -202,11 +202,11 @@ class Ledger:
     created_at_seconds: float
     """Unix time of its start."""
     ended_at_seconds: float | None = None
-    """Unix time of its end, after which it takes no charges; ``None`` while it is open."""
+    """Unix time of its end, after which it gets no charges; ``None`` while it is open."""
     sheet: Sheet = field(default_factory=Sheet)
 
     def ended(self, now: float) -> tuple["Ledger", Sheet]:
-        """Return the ended ledger, and the sums of its provisional owners, which another ledger must take over."""
+        """Return the ended ledger, and the sums of its provisional owners, to be added to another ledger."""
         known = replace(self.sheet, accounts=self.sheet.of_owners(provisional=False))
         return replace(self, sheet=known, ended_at_seconds=now), Sheet(accounts=self.sheet.of_owners(provisional=True))
 
@@ -256,9 +256,9 @@ def ledger_of(data: Mapping[str, Any]) -> Ledger:
 
 
 ACCOUNT_LIMIT = 2000
-"""Accounts in a ledger; above it, a new ledger begins. The pods of a node are far fewer."""
+"""Maximum number of accounts in a ledger; above it, a new ledger begins. A node has far fewer pods."""
 FORMER_SECONDS = 25 * 3600.0
-"""Time for which an ended ledger is shown: a Prometheus that was away for a day still scrapes it."""
+"""Time for which an ended ledger is shown, so that Prometheus still scrapes it after an outage of a day."""
 FORMER_LIMIT = 8
 """Maximum number of ended ledgers that are kept."""
 PATIENCE_SECONDS = 3600.0
@@ -267,28 +267,28 @@ PATIENCE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saving:
-    """A save in progress: the state after its success, and the data it was made from."""
+    """A save in progress: the state after its success, and the data before it."""
 
     at_seconds: float
     ledger: Ledger
     former: tuple[Ledger, ...]
     before: frozenset[str]
-    """Identities of the ledgers that had ended when it began."""
+    """Identities of the ledgers that had ended before the save began."""
     charged: Sheet
     """Charges that the saved ledger lacks until the save succeeds."""
     memory: Ledger | None
-    """The memory-only ledger, which ends with a successful save; it takes no charges in the meantime."""
+    """Memory-only ledger, which ends with a successful save; it gets no charges during the save."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledgers:
     """The ledgers of a node.
 
-    Without a state file, one ledger in memory is charged and shown. With one (``saves``), charges wait in a sheet that
-    is not shown; a save writes ledger and sheet, and the ledger shows the sum once that is on disk. After a failed
-    save, charges go to a memory-only ledger with its own identity, and the saved one is shown as it is on disk. The
-    next successful save ends the memory-only ledger, and the saved one continues. So the next process never shows less
-    under an identity than this process did, whenever this one ends.
+    Without a state file, one ledger in memory is charged and shown. With a state file (``saves``), charges wait in a
+    sheet that is not shown. A save writes the sum of ledger and sheet, and the ledger shows the sum once it is on disk.
+    After a failed save, charges go to a memory-only ledger with its own identity; the saved ledger is still shown as
+    on disk. The next successful save ends the memory-only ledger and continues the saved one. So the next process
+    never shows less under an identity than this process.
     """
 
     saves: bool = False
@@ -297,25 +297,25 @@ class Ledgers:
     """Returns an identity that no other ledger has."""
     pods: PodTable = field(default_factory=PodTable)
     folded_count: int = 0
-    """Number of cost-label combinations beyond a ledger's limit, which are entered under ``__other__``."""
+    """Number of cost-label combinations beyond the limit of a ledger, charged under ``__other__``."""
     _folded: set[str] = field(default_factory=set)
     """Combinations that have been counted recently."""
     _ledger: Ledger | None = None
-    """The ledger as it is on disk; ``None`` before the first save."""
+    """Ledger on disk; ``None`` before the first save."""
     _waiting: Sheet = field(default_factory=Sheet)
-    """Charges since the last save; not shown."""
+    """Charges since the last save, which are not shown."""
     _doubtful: Sheet = field(default_factory=Sheet)
     """Charges of saves that may or may not be on disk (``state_unsynced``); the next save includes them."""
     _memory: Ledger | None = None
-    """The ledger that is in memory only and takes the charges; ``None`` while saves work."""
+    """Memory-only ledger that gets the charges; ``None`` while saves work."""
     _memory_since: float | None = None
     """Unix time at which the last memory-only ledger began."""
     _former: tuple[Ledger, ...] = ()
-    """Ended ledgers, the newest first."""
+    """Ended ledgers, newest first."""
     _saving: _Saving | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of ``begin_save``, after JSON.
+        """Continue from the result of ``begin_save``, read from JSON.
 
         Raises:
             KeyError, TypeError, ValueError: The state has another form; then nothing has changed.
@@ -334,7 +334,7 @@ class Ledgers:
 
         Args:
             portions: Result of one call of ``Meter.add``.
-            prices: Current price by UUID of the physical GPU; without one the seconds count as unpriced.
+            prices: Current price by UUID of the physical GPU; seconds without a price count as unpriced.
             now: Unix time.
             steady: Monotonic time in seconds.
         """
@@ -344,7 +344,7 @@ class Ledgers:
         self._open.charge(charges, now)
         self.pods.charge(charges, steady)
         self._former = self._kept(self._former, now)
-        # A waiting sheet is divided when it is saved.
+        # A save checks the size of the waiting sheet.
         memory = self._memory
         if memory is not None and self._is_full(memory.sheet, (portion.account for portion in portions)):
             self._memory, self._memory_since = self._new(now, self._end(memory, now)), now
@@ -426,7 +426,7 @@ class Ledgers:
         """Continue in memory.
 
         Args:
-            in_doubt: Whether the state may still be on disk; then no other ledger may show its charges.
+            in_doubt: Whether the state may be on disk nevertheless; then no other ledger may show its charges.
         """
         saving, self._saving = self._saving, None
         if saving is None:
@@ -444,10 +444,9 @@ class Ledgers:
         self.go_on_in_memory(saving.at_seconds)
 
     def go_on_in_memory(self, now: float) -> None:
-        """Show the waiting charges in a memory-only ledger, also while a save that may still succeed is in progress.
+        """Show the waiting charges in a memory-only ledger, also during a save that may still succeed.
 
-        If the limit of ended ledgers is reached, it waits: a disk that fails repeatedly must not create a ledger each
-        time.
+        At the limit of ended ledgers it waits, so that a disk that fails repeatedly does not create a ledger each time.
         """
         since = self._memory_since
         is_early = since is not None and 0 <= now - since < PATIENCE_SECONDS
@@ -460,7 +459,7 @@ class Ledgers:
 
     @property
     def _open(self) -> Sheet:
-        """The sheet that takes charges."""
+        """Sheet that gets the charges."""
         return self._waiting if self._memory is None else self._memory.sheet
 
     def _fold(self, sheet: Sheet) -> None:
@@ -469,23 +468,23 @@ class Ledgers:
         self._folded = new if len(self._folded) > self.account_limit else self._folded | new
 
     def _is_full(self, sheet: Sheet, charged: Iterable[object]) -> bool:
-        """Whether a new ledger must begin; false if the accounts charged now are already too many by themselves."""
+        """Return whether a new ledger must begin; false if at least half of the accounts are charged now."""
         count = len(sheet.accounts)
         return count > self.account_limit and count > 2 * len({*charged})
 
     def _end(self, ledger: Ledger, now: float) -> Sheet:
-        """End a ledger and show it as such; return its sums of provisional owners."""
+        """End a ledger and add it to the ended ledgers; return its sums of provisional owners."""
         ended, waiting = ledger.ended(now)
         self._former = self._kept((ended, *self._former), now)
         return waiting
 
     def _new(self, now: float, sheet: Sheet | None = None) -> Ledger:
-        """Return a new ledger, which begins with the first charge."""
+        """Return a new ledger that begins with the first charge."""
         sheet = sheet or Sheet()
         return Ledger(identity=self.new_identity(), created_at_seconds=min(now, sheet.since_seconds), sheet=sheet)
 
     def _kept(self, former: Sequence[Ledger], now: float) -> tuple[Ledger, ...]:
-        """Return the ended ledgers to keep: for ``FORMER_SECONDS``, within the limits of ledgers and owners."""
+        """Return the ended ledgers to keep, by age (``FORMER_SECONDS``) and by the limits of ledgers and owners."""
         kept: list[Ledger] = []
         owners = 0
         for ledger in former:

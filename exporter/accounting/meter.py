@@ -1,4 +1,4 @@
-"""Meters samples of a node into seconds and joules, each charged to one owner."""
+"""Converts samples of a node to seconds and joules, each charged to one owner."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +11,14 @@ from exporter.model.ledger import Portion
 from exporter.model.snapshot import DeviceView
 
 MOST_WATTS = 10_000.0
-"""Power above this is not a reading: several times any GPU's maximum. A blank 64-bit counter would be billed."""
+"""Maximum valid power, several times the maximum of any GPU; otherwise a blank 64-bit counter would be charged."""
 COUNTER_STEP_SECONDS = 1.0
-"""A counter may step by the energy of this time at once, however short the interval."""
+"""Time whose energy a counter may add at once, even in a shorter interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """One GPU's energy over one interval; ``idle_joules`` is what it would have used without work."""
+    """Energy of one GPU over one interval; ``idle_joules`` is the part that it would have used without work."""
 
     joules: float
     idle_joules: float
@@ -26,12 +26,12 @@ class Energy:
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """One physical GPU's energy: its counter's increase, otherwise power times time."""
+    """Measures the energy of one physical GPU: the increase of its counter, otherwise power times time."""
 
     counter_millijoules: float | None = None
-    """The driver's counter at its last reading, which restarts with the driver; ``None`` if unknown."""
+    """Counter of the driver at its last reading; ``None`` if unknown. It restarts with the driver."""
     idle_watts: float | None = None
-    """Lowest mean power over an interval so far: the power of the GPU without work."""
+    """Power of the GPU without work: the lowest mean power over an interval so far; ``None`` if unknown."""
     driver: int | None = None
     """Identity of the driver that counted; ``None`` if unknown."""
     uncounted_seconds: float = 0.0
@@ -46,19 +46,19 @@ class EnergyMeter:
         is_long: bool,
         driver: int | None = None,
     ) -> Energy | None:
-        """End an interval, which begins the next one.
+        """End an interval, and begin the next one.
 
         Args:
             values: Values of the GPU at the end of the interval.
             interval_seconds: Length of the interval, > 0.
-            seen: False for a gap: then only a counter measures its energy, because power is a momentary value.
+            seen: False for a gap, whose energy only a counter measures, because power is a momentary value.
             is_long: False if the interval is too short to measure idle power; counters step every 20-100 ms.
-            driver: Identity of the loaded driver. Another driver's counter began at 0 at an unknown instant, so its
-                increase is not measured, even if the counter is already higher.
+            driver: Identity of the loaded driver. The counter of another driver began at 0 at an unknown instant, so
+                its increase is not measured, even if the counter is already higher.
 
         Returns:
-            ``None`` if the energy was not measured or is impossible. If the counter is readable again after a while,
-            all energy that it has counted since.
+            The energy; ``None`` if it was not measured or is impossible. If the counter is readable again after some
+            time, the energy includes that time.
         """
         before = self.counter_millijoules if driver == self.driver else None
         counter, power = values.get(Field.TOTAL_ENERGY_CONSUMPTION), values.get(Field.POWER_USAGE) if seen else None
@@ -73,7 +73,7 @@ class EnergyMeter:
             joules, seconds = max(0.0, power) * interval_seconds, interval_seconds
         else:
             return None
-        # A decrease: the driver was loaded again, and its earlier count is lost.
+        # After a decrease, the driver was loaded again, and its earlier count is lost.
         if not 0 <= joules <= MOST_WATTS * (seconds + COUNTER_STEP_SECONDS):
             return None
         if seen and is_long and joules > 0:
@@ -83,7 +83,7 @@ class EnergyMeter:
         return Energy(joules=joules, idle_joules=idle)
 
     def begin(self, values: Mapping[Field, int | float], driver: int | None = None) -> None:
-        """Store a driver's counter at the start of an interval."""
+        """Store the counter of the driver at the start of an interval."""
         self.driver, self.uncounted_seconds = driver, 0.0
         self.counter_millijoules = values.get(Field.TOTAL_ENERGY_CONSUMPTION)
 
@@ -94,10 +94,10 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
     Args:
         energy: Energy of the GPU.
         shares: Parts of the GPU; 0 for use without a holder.
-        weights: Active parts of the GPU; if all are 0, everything is divided by share.
+        weights: Active parts of the GPU; if all are 0, all energy is divided by share.
 
     Returns:
-        One part per share, in joules, none negative; they sum to the GPU's energy.
+        One part per share, in joules, not negative; they sum to the energy of the GPU.
     """
     total_share, total_weight = sum(shares), sum(weights)
     idle = energy.idle_joules if total_weight > 0 else energy.joules
@@ -107,42 +107,42 @@ def split_energy(energy: Energy, shares: Sequence[float], weights: Sequence[floa
         for share, weight in zip(shares, weights, strict=True)
     ]
     largest = max(range(len(parts)), key=parts.__getitem__)
-    parts[largest] += energy.joules - sum(parts)  # the rounding error, where no part becomes negative
+    parts[largest] += energy.joules - sum(parts)  # the rounding error; it cannot make the largest part negative
     return parts
 
 
 LATE_SECONDS = 60.0
-"""A sample older than the last one by less than this is late; if by more, its clock has restarted."""
+"""Maximum age of a late sample, relative to the last one; for an older sample, the clock has restarted."""
 LEAST_INTERVALS = 0.5
-"""A mean over less than this part of the sample interval does not measure the idle power."""
+"""Minimum part of the sample interval over which a mean measures idle power."""
 
 
 def stale_after_seconds(sample_interval_seconds: float) -> float:
-    """Return the age from which a reading is no longer shown, and the length from which an interval is a gap."""
+    """Return the age above which readings are not shown; a longer interval is a gap."""
     return max(3 * sample_interval_seconds, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterState:
-    """State of a meter, with which the next process in the same boot continues; a record of the state file."""
+    """State of a meter, from which the next process in the same boot continues; a record of the state file."""
 
     boot_id: str
-    """Boot id of the machine: monotonic clocks of two boots do not compare."""
+    """Boot id of the machine. Monotonic clocks of two boots are not comparable."""
     metered_steady: float
     """Instant of the last sample."""
     metered_until: Mapping[str, float]
     """Instant up to which each GPU is metered; an absent GPU may be far behind the last sample."""
     energy_drivers: Mapping[str, int] = field(default_factory=dict)
-    """Identity of the driver that last counted a GPU's energy, for GPUs with a known one."""
+    """Identity of the driver that last counted the energy, by GPU; absent if unknown."""
     energy_uncounted_seconds: Mapping[str, float]
-    """Time since the last reading of each GPU's energy counter; an absent GPU has 0."""
+    """Time since the last reading of the energy counter, by GPU; 0 if absent."""
     slots: tuple[Slot, ...]
     """Slots of every GPU at its last sample."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _GpuMeter:
-    """The instant up to which one physical GPU is metered, and its state then."""
+    """State of one physical GPU, and the instant up to which it is metered."""
 
     steady: float
     slots: tuple[Slot, ...]
@@ -153,8 +153,8 @@ class _GpuMeter:
 class Meter:
     """Integrates samples: every GPU-second between two samples is charged to one account, once.
 
-    The holder of a part at the end of an interval is charged for it. An interval longer than three sample intervals
-    (at least 2 s) is a gap: its use is unknown, and it is charged to the holders before and after.
+    The holder of a part at the end of an interval is charged for the interval. An interval longer than three sample
+    intervals (at least 2 s) is a gap: its use is unknown, and holders before and after it are charged.
     """
 
     sample_interval_seconds: float
@@ -162,19 +162,19 @@ class Meter:
     """Returns the owner of a holder; called for every sample, as metadata may arrive late."""
     _gpus: dict[str, _GpuMeter] = field(default_factory=dict)
     steady: float | None = None
-    """Instant of the last sample, also of the previous process; ``None`` before the first."""
+    """Instant of the last sample, of this process or the previous one; ``None`` before the first sample."""
 
     def add(self, views: Sequence[DeviceView], steady: float, driver: int | None = None) -> tuple[Portion, ...]:
         """Close the interval that ends with a sample.
 
         Args:
-            views: Result of the sample: GPUs, and their MIG instances.
-            steady: Its instant, in seconds of the monotonic clock. A sample that is not later than the last one closes
-                no interval, and the next sample continues from the latest: no time is charged twice or backwards.
-            driver: Identity of the loaded driver, with which energy counters restart; ``None``: unknown.
+            views: GPUs and MIG instances of the sample.
+            steady: Instant of the sample, in seconds of the monotonic clock. A sample that is not later than the last
+                one closes no interval, and the next sample continues from the latest. So no time is charged twice.
+            driver: Identity of the loaded driver; ``None`` if unknown. Energy counters restart with the driver.
 
         Returns:
-            Portions that, per GPU, sum to the time since that GPU's last sample; none for a new GPU.
+            Portions that sum per GPU to the time since the last sample of that GPU; no portions for a new GPU.
         """
         portions: list[Portion] = []
         values_of = {view.gpu.uuid: view.values for view in views if view.instance is None}
@@ -189,7 +189,7 @@ class Meter:
             if -LATE_SECONDS < interval < 0:
                 continue
             if meter.energy.uncounted_seconds and not _same(meter.slots, slots):
-                meter.energy.begin({})  # energy that is not counted yet may be of the previous holders
+                meter.energy.begin({})  # energy that is not counted yet may belong to the previous holders
             if interval > 0:
                 seen = interval <= stale_after_seconds(self.sample_interval_seconds)
                 is_long = interval >= LEAST_INTERVALS * self.sample_interval_seconds
@@ -201,14 +201,14 @@ class Meter:
         return tuple(portions)
 
     def free_shares(self) -> dict[str, float]:
-        """Return the part (0..1) of each physical GPU without a holder, by UUID, as of its last sample."""
+        """Return the unheld part (0..1) of each physical GPU, by UUID, at its last sample."""
         return {
             uuid: fsum(slot.share_ratio for slot in meter.slots if slot.account.owner == UNALLOCATED)
             for uuid, meter in self._gpus.items()
         }
 
     def state(self, boot_id: str = "") -> MeterState:
-        """Return the state to save, after the first sample."""
+        """Return the state to save; call it only after the first sample."""
         drivers = {uuid: meter.energy.driver for uuid, meter in self._gpus.items()}
         return MeterState(
             boot_id=boot_id,
@@ -267,7 +267,7 @@ def _portions(division: Division, interval: float, energy: Energy | None) -> lis
         )
         for (slot, pod, ratios, estimated, profile), own in zip(division.parts, joules, strict=False)
     ]
-    if foreign:  # only energy, without a known user
+    if foreign:  # energy of use without a holder, and no seconds
         unknown = division.unattributed
         portions.append(Portion(gpu_uuid=gpu, account=unknown, energy_joules=joules[-1], interval_seconds=interval))
     return portions

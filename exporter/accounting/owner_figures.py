@@ -1,4 +1,4 @@
-"""Computes what each owner holds and uses now, the faults of its devices, and the shared devices that are idle."""
+"""Computes the current holdings and use of each owner, faults of its devices, and idle shared devices."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,27 +24,27 @@ from exporter.model.ledger import (
 from exporter.model.snapshot import DeviceView, PodUse
 
 LOW_15M_RATIO, LOW_1H_RATIO = 0.1, 0.05
-"""A device of a holder is underused when its activity is below one of these over the window."""
+"""Activity over 15 minutes and over an hour; a holder with less over one of them underuses its device."""
 ACTIVE_RATIO = 0.05
-"""Activity over 15 minutes from which on a device is at work; a shared one below it is idle."""
+"""Minimum activity over 15 minutes of a device at work; a shared device with less is idle."""
 UNUSED_RATIO = 0.001
 """Activity below this counts as 0."""
 COVERAGE_RATIO = 0.9
-"""Part of a window that must have been measured before a device is called unused, or a shared one idle."""
+"""Minimum measured part of a window for which a device is reported as unused, or a shared device as idle."""
 
 DUST_SECONDS = 0.01
-"""Differences of seconds below this are rounding."""
+"""Seconds below this are rounding errors."""
 
 POLICIES = ("batch", "default", "interactive", "inference", "reserved")
-"""Workload classes, the most patient last."""
+"""Workload classes in the order of increasing patience of their alerts."""
 _LEFT_ALONE = frozenset({"inference", "reserved"})
 
 _JUDGED_WINDOWS = ("30m", "1h", "2h", "24h")
-"""Windows over which a holder may have been unused."""
+"""Windows for which unused devices are reported."""
 
 
 class _Part(NamedTuple):
-    """A holder, with the price of its GPU and its active and measured seconds by window."""
+    """A holder with the price of its GPU, and its active and measured seconds by window."""
 
     use: PodUse
     price: Price | None
@@ -66,7 +66,7 @@ class _Part(NamedTuple):
         return _is_below(ratio, *self.seconds[window])
 
     def was_unused(self, window: str) -> bool:
-        """Return whether it did nothing over a window: its own seconds say so, and over a day the idle clock."""
+        """Return whether it had no activity over a window: by its seconds, and for a day by the idle clock too."""
         if window == "24h":
             return self.was_unused("1h") and (self.use.idle_for_seconds or 0.0) >= WINDOWS["24h"]
         active, measured = self.seconds[window]
@@ -88,7 +88,7 @@ def owners_view(
         windows: Windows that end now.
         prices: Current price by UUID of the physical GPU.
         free_shares: Result of ``Meter.free_shares``.
-        now: Unix time, to which the ends of opt-outs are compared.
+        now: Unix time, to check the ends of opt-outs.
     """
     parts: dict[Owner, list[_Part]] = {}
     for view in views:
@@ -96,7 +96,7 @@ def owners_view(
             seconds = windows.of_holder(use.holder.key, use.holder.pod_uid)
             parts.setdefault(shown_owner(use), []).append(_Part(use, prices.get(view.gpu.uuid), seconds))
     held = [_holding(owner, of_owner, windows) for owner, of_owner in parts.items()]
-    # Owners without holders now: their next pods may run elsewhere and are judged with these seconds.
+    # Owners without current holders: alerts use these seconds together with pods on other nodes.
     ended = [_past(owner, windows) for owner in windows.owners() - parts.keys()]
     return OwnersView(
         owners=(*held, *(use for use in ended if use.measured_seconds)),
@@ -106,7 +106,7 @@ def owners_view(
 
 
 def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> OwnerUse:
-    """Return what an owner holds and uses; a holder with estimated activity is not judged by it."""
+    """Return the holdings and use of an owner; figures of activity leave out holders with estimated activity."""
     estimated = [part for part in parts if windows.is_estimated(part.use.holder.key)]
     judged = [part for part in parts if not windows.is_estimated(part.use.holder.key)]
     measured = [part for part in judged if part.seconds["15m"][1] > 0]
@@ -117,7 +117,7 @@ def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> Own
     opt_out = max(opt_out_of(part.use) for part in parts)
     return replace(
         past,
-        # Of a holder that is judged, also unmeasured seconds are a figure.
+        # If a holder has no estimated activity, windows without measured seconds are 0, not absent.
         measured_seconds={**(dict.fromkeys(WINDOWS, 0.0) if judged else {}), **past.measured_seconds},
         gpus=_gpus(parts),
         estimated_gpus=_gpus(estimated) or None,
@@ -136,7 +136,7 @@ def _holding(owner: Owner, parts: Sequence[_Part], windows: WindowSample) -> Own
 
 
 def _past(owner: Owner, windows: WindowSample, estimated: Sequence[_Part] = ()) -> OwnerUse:
-    """Return an owner's seconds without those of holders with estimated activity; of a day, without their last 2 h."""
+    """Return the seconds of an owner without holders with estimated activity (24h: without their last 2 h)."""
     rest: dict[str, Sums] = {}
     for name, (active, measured) in windows.of_owner(owner).items():
         gone = [part.seconds.get(name, part.seconds["2h"]) for part in estimated]
@@ -170,7 +170,7 @@ def _gpus(parts: Iterable[_Part]) -> float:
 
 
 def _cost(parts: Iterable[tuple[Price | None, float]]) -> dict[str, float]:
-    """Return the price per hour of some parts of GPUs, by currency; those without a price are left out."""
+    """Return the price per hour of parts of GPUs, by currency; parts without a price are left out."""
     cost: dict[str, float] = {}
     for price, share in parts:
         if price is not None:
@@ -219,7 +219,7 @@ def _is_left_alone(use: PodUse, now: float) -> bool:
 
 
 def policy_of(use: PodUse) -> str:
-    """Return the class by which alerts judge a pod; the default for an unknown one."""
+    """Return the class of a pod for alerts; the default class for an unknown class."""
     name = use.facts.workload_class if use.facts else ""
     return name if name in POLICIES else "default"
 
@@ -242,16 +242,16 @@ def _is_below(ratio: float, active: float, measured: float) -> bool:
 
 
 XID_SECONDS = 600.0
-"""Time for which a program's Xid is shown, for the owners that held the device within that time before it."""
+"""Time for which an Xid of a program is shown, with owners that held the device within this time before it."""
 CRITICAL_XID_SECONDS, ECC_SECONDS = 2400.0, 2700.0
 """Time for which a GPU is broken after the event: the duration of GPUXidCritical and GPUEccUncorrectable."""
 HELD_SECONDS = 3600.0
-"""A holder within this time before is still an owner of a broken GPU: the longest usual activity window includes it."""
+"""Time after its last sample for which a holder still counts as an owner of a broken GPU."""
 HOLDERS_LIMIT = 4096
 """Maximum number of remembered holders, ended ones included; the oldest are dropped first."""
 
 _DRAIN_AND_RESET = 4
-"""The recovery action that waits for running work to end."""
+"""Recovery action that requires the end of running work first."""
 
 
 class _Key(NamedTuple):
@@ -272,7 +272,7 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True)
 class OwnerFaults:
-    """Remembers the holders of each device, and the time when a GPU's memory errors increased."""
+    """Stores the holders of each device, and the last increase of memory errors of each GPU."""
 
     _held: dict[_Key, _Held] = field(default_factory=dict)
     """Holders in the order of their last sample."""

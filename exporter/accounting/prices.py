@@ -1,4 +1,4 @@
-"""Prices use of GPUs: the rows of a price book, which of them applies, and the cost of seconds and joules."""
+"""Prices the use of GPUs: rows of price books, selection of a row, and the cost of seconds and joules."""
 
 import fnmatch
 import re
@@ -28,7 +28,7 @@ class PricedGpu(NamedTuple):
     facts: NodeFacts = NodeFacts()
     """Other known facts of the node."""
     facts_complete: bool = True
-    """Whether an empty fact means that the node has none. If false, it is not known yet, and may have any value."""
+    """Whether an empty fact is absent on the node. If false, it is not known yet and can have any value."""
 
 
 class Match(NamedTuple):
@@ -46,16 +46,16 @@ class Match(NamedTuple):
 
     @property
     def specificity(self) -> tuple[int, int, int, int]:
-        """Precedence; the larger one wins.
+        """Precedence of the row; the row with the larger value applies.
 
-        Node before instance type before capacity type and region before model; a name before a pattern.
+        Order: node, instance type, capacity type and region, model; a name has precedence over a pattern.
         """
         where = _weight(self.capacity_type) + _weight(self.region)
         return (_weight(self.node), _weight(self.instance_type), where, _weight(self.model))
 
     @property
     def description(self) -> str:
-        """The conditions as text: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a condition."""
+        """Conditions as text: ``instance_type p5.*, region us-east-1``; ``every GPU`` without a condition."""
         return ", ".join(f"{name} {asked}" for name, asked in self._asdict().items() if asked) or "every GPU"
 
     def matches(self, gpu: PricedGpu) -> bool:
@@ -69,8 +69,8 @@ class Match(NamedTuple):
     def meets(self, other: "Match", known_models: Collection[str] = ()) -> bool:
         """Return whether one GPU on one node can match both rows.
 
-        Two model patterns that match known models, but none in common, cannot both match: ``*H100*`` and ``*A100*``
-        do not conflict, although a name could contain both.
+        Model patterns that match different known models do not conflict: ``*H100*`` and ``*A100*`` do not, although a
+        name could contain both.
         """
         both = [(mine.casefold(), theirs.casefold()) for mine, theirs in zip(self, other, strict=True)]
         if not all(patterns_meet(mine, theirs) for mine, theirs in both if mine and theirs):
@@ -99,11 +99,11 @@ def _beginning(pattern: str) -> str:
 
 
 def patterns_meet(one: str, other: str) -> bool:
-    """Return whether two patterns of ``*`` and ``?`` can match the same text."""
+    """Return whether two patterns with ``*`` and ``?`` can match the same text."""
     mine_begins, theirs_begins = _beginning(one), _beginning(other)
     common = min(len(mine_begins), len(theirs_begins))
     if mine_begins[:common] != theirs_begins[:common]:
-        return False  # most pairs of thousands of rows already differ here
+        return False  # fast path: most pairs of thousands of rows differ here
     # met[j]: the prefix of `one` read so far and the first j characters of `other` can match the same text.
     met = [True]
     for theirs in other:
@@ -120,7 +120,7 @@ def patterns_meet(one: str, other: str) -> bool:
 
 
 def settled_facts(given: NodeFacts, labelled: NodeFacts) -> NodeFacts:
-    """Return the facts that determine a node's prices: the given ones, and those of its labels for the rest."""
+    """Return the facts that select a node's prices: the given facts, completed with those of its labels."""
     return NodeFacts(**{name: getattr(given, name) or getattr(labelled, name) for name in NodeFacts.__slots__})
 
 
@@ -129,7 +129,7 @@ class OnPrem:
     """Costs of an on-premises server; money in the book's currency."""
 
     capex: float
-    """Cost of the server with its part of network and storage."""
+    """Cost of the server, including its part of network and storage."""
     years: float
     """Period of depreciation in years."""
     gpus: int
@@ -142,19 +142,19 @@ class OnPrem:
     opex_per_year: float = 0.0
     """Yearly operating cost of the server: staff, space, maintenance."""
     target_availability: float = 1.0
-    """Part of the hours that are planned to be sold; the cost of the others is spread over them."""
+    """Part of the hours that is planned to be sold; their price includes the cost of the other hours."""
 
     def per_gpu_hour(self, gpu_part: float = 1.0) -> float:
-        """Return the price of one GPU's hour; ``gpu_part`` is the GPUs' part of the server's cost, without energy."""
+        """Return the price of an hour of one GPU; ``gpu_part`` is the part of the server's cost without energy."""
         fixed = (self.capex / self.years + self.opex_per_year) * gpu_part / (HOURS_PER_YEAR * self.gpus)
         energy = (self.kw_per_gpu or 0.0) * self.pue * self.per_kwh
         return (fixed + energy) / self.target_availability
 
     @property
     def per_measured_kwh(self) -> float:
-        """Return the price of a kilowatt-hour that the GPU was measured to use, 0 if ``kw_per_gpu`` covers it.
+        """Return the price of a kilowatt-hour of measured energy; 0 if ``kw_per_gpu`` covers it.
 
-        Not divided by ``target_availability``: energy used in unsold hours is measured too and charged to Unallocated.
+        It is not divided by ``target_availability``: energy in unsold hours is measured and charged to Unallocated.
         """
         return 0.0 if self.kw_per_gpu is not None else self.pue * self.per_kwh
 
@@ -168,9 +168,9 @@ class PriceRow:
     match: Match
     price: Price
     from_seconds: float = -inf
-    """Unix time from which on the row applies."""
+    """Unix time from which the row applies."""
     to_seconds: float = inf
-    """Unix time at which the row no longer applies."""
+    """Unix time from which the row no longer applies."""
     source: str
     """Origin of the price, as text for users."""
 
@@ -179,7 +179,7 @@ class PriceRow:
         return self.from_seconds <= at_seconds < self.to_seconds
 
     def common_time(self, other: "PriceRow") -> tuple[float, float] | None:
-        """Return the time in which both rows apply, from and to; ``None`` if there is none."""
+        """Return the start and end of the time in which both rows apply; ``None`` without such a time."""
         start, end = max(self.from_seconds, other.from_seconds), min(self.to_seconds, other.to_seconds)
         return (start, end) if start < end else None
 
@@ -191,7 +191,7 @@ class PriceBook:
     name: str = ""
     currency: str = ""
     gpu_part: float = 1.0
-    """The GPUs' part of a node's price; the rest pays for the other parts of the node."""
+    """Part of a node's price that is for its GPUs; the rest is for other parts of the node."""
     rows: tuple[PriceRow, ...] = ()
     fallback: "PriceBook | None" = None
     warnings: tuple[str, ...] = ()
@@ -199,9 +199,9 @@ class PriceBook:
     _candidates: dict[PricedGpu, list[PriceRow]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def price(self, gpu: PricedGpu, at_seconds: float) -> Price | None:
-        """Return the price of a GPU at a Unix time; ``None`` if no row matches: unknown, which is not 0.
+        """Return the price of a GPU at a Unix time; ``None`` (unknown, not 0) if no row matches.
 
-        It is also unknown while the value of a fact that is not known yet could select another row.
+        It is also unknown while a fact that is not known yet could select another row.
         """
         for row in self._matching(gpu):
             if row.holds_at(at_seconds):
@@ -220,14 +220,14 @@ class PriceBook:
         candidates = self._candidates.get(gpu)
         if candidates is None:
             found = (row for row in self.rows if row.match.matches(gpu))
-            # Stable: in a tie, which only an unknown model can cause, the first row wins.
+            # The sort is stable: in a tie, which only an unknown model can cause, the first row applies.
             candidates = sorted(found, key=lambda row: row.match.specificity, reverse=True)
             self._candidates[gpu] = candidates
         return candidates
 
     @property
     def description(self) -> str:
-        """The book's name and the parts of a node that it covers, as text; empty without prices."""
+        """Name of the book and the part of a node that it covers, as text; empty without prices."""
         books = [book for book in (self, self.fallback) if book is not None and book.rows]
         return "; else ".join(f"{book.name} (GPUs are {book.gpu_part:.0%} of a node's price)" for book in books)
 
@@ -241,8 +241,8 @@ def money(by_state: ByState, energy_joules: float | None, price: Price) -> BySta
         price: Price of a whole physical GPU at that time.
 
     Returns:
-        Hours at the hourly price, plus measured energy if the price includes it. Energy is divided among the states
-        like the seconds; energy without any second is unprofiled active money.
+        Cost of the hours at the hourly price, and of measured energy if it has a price. The cost of energy is divided
+        among the states like the seconds; without seconds, it is active and unprofiled.
     """
     per_second = price.per_hour / SECONDS_PER_HOUR
     seconds = by_state.total
@@ -263,16 +263,17 @@ class NodePrices:
     facts: NodeFacts = field(default_factory=NodeFacts)
     """Facts of the node from the flags."""
     labelled: NodeFacts | None = None
-    """Facts from the node's labels as last read, also by the previous process; ``None`` until read. Flags win."""
+    """Facts from the node's labels, as last read by this or the previous process; ``None`` until read. Flags have
+    precedence."""
     awaits_labels: bool = False
-    """Whether the node's labels are still to be read: prices that may depend on them are unknown."""
+    """Whether the labels of the node are not read yet, so that prices that may depend on them are unknown."""
     current: dict[str, Price] = field(default_factory=dict)
     """Prices at the last look-up by UUID of the physical GPU; a GPU without a price is absent."""
     _models: Mapping[str, str] = field(default_factory=dict)
     """Models at that time by UUID."""
 
     def learn(self, found: NodeFacts | None) -> None:
-        """Store the facts of the node's labels, which the flags leave open; ``None`` while they cannot be read."""
+        """Store the facts of the node's labels, for facts without a flag; ``None`` while they cannot be read."""
         self.labelled = found or self.labelled
         self.awaits_labels = self.labelled is None
 
@@ -293,7 +294,7 @@ class NodePrices:
 
     @property
     def _gpus(self) -> list[PricedGpu]:
-        """A GPU of each model."""
+        """One GPU of each model."""
         facts, complete = self.node_facts, not self.awaits_labels
         return [PricedGpu(model, self.node, facts, complete) for model in set(self._models.values())]
 
@@ -302,7 +303,7 @@ class NodePrices:
         return {uuid: price for uuid, model in self._models.items() if (price := found[model])}
 
     def split(self, portions: Sequence[Portion], now: float) -> Iterator[tuple[Sequence[Portion], Mapping[str, Price]]]:
-        """Yield the portions of a sample with their prices, split at the times at which a price changes."""
+        """Yield the portions of a sample with their prices, split at each change of a price."""
         longest = max((portion.interval_seconds or 0.0 for portion in portions), default=0.0)
         after = now - longest
         changes = {at for gpu in self._gpus for at in self.book.changes(gpu, after=after, until=now)}
@@ -316,9 +317,9 @@ class NodePrices:
 
 
 def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
-    """Return the part of a portion between two ages of its interval in seconds; ``None`` if there is none.
+    """Return the part of a portion between two ages of its interval in seconds; ``None`` without such a part.
 
-    A portion without an interval has age 0. Ages, not Unix times: differences of those lose microseconds.
+    A portion without an interval has age 0. Ages are used because differences of Unix times lose microseconds.
     """
     interval = portion.interval_seconds
     if not interval:
@@ -330,7 +331,7 @@ def _part_of(portion: Portion, older: float, newer: float) -> Portion | None:
 def overlaps(
     rows: tuple[PriceRow, ...], known_models: Collection[str] = ()
 ) -> Iterator[tuple[PriceRow, PriceRow, float, float]]:
-    """Yield pairs of rows without a precedence, and the start and end of that time as Unix times.
+    """Yield pairs of conflicting rows without a precedence, and start and end of the conflict as Unix times.
 
     See ``Match.meets``.
     """
@@ -346,7 +347,7 @@ def overlaps(
 
 
 def _kin(match: Match) -> tuple[object, ...]:
-    """Return a key that only competing rows share: the same specificity and the same exact names."""
+    """Return a key that competing rows share: specificity and exact names."""
     node, instance_type, where, model = weights = match.specificity
     exact = (
         match.node if node == _EXACT else "",

@@ -1,4 +1,4 @@
-"""Stores the ledger on disk, replaced atomically, and holds the locks of the node's only writer."""
+"""Stores the ledger on disk, replacing the file atomically, and manages the locks of the node's only writer."""
 
 import contextlib
 import errno
@@ -20,13 +20,13 @@ from exporter.model.records import written
 Parsed = TypeVar("Parsed")
 
 VERSION = 3
-"""Version of the layout of the file's content; a file of another version is not read."""
+"""Version of the layout of the file; files of other versions are not read."""
 MAX_BYTES = 16 * 1024 * 1024
-"""A full ledger with 110 pods is under 2 MB: a larger file is foreign, or a leak that must not fill the disk."""
+"""Maximum size of the file. A full ledger with 110 pods has less than 2 MB; a larger file indicates a fault."""
 UNSYNCED = "state_unsynced"
-"""Reason of a save that a power failure can undo: the file is in place, its directory is not synced."""
+"""Reason of a save that a power failure can undo: the file is written, but its directory is not synced."""
 SET_ASIDE_LIMIT = 9
-"""Maximum number of files that are set aside and kept; the next one replaces the last."""
+"""Maximum number of files that are set aside and kept; a further file replaces the last one."""
 
 _LAYOUT = re.compile(rb'\{"version":([0-9]{1,9}),"sha256":"([0-9a-f]{64})","state":(.*)\}\n', re.DOTALL)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -43,17 +43,17 @@ class StateFile:
     directory: Path
     name: str = "ledger.json"
     content: str = "the ledger"
-    """Data that starts at 0 when the file is lost, as messages name it."""
+    """Name in messages of the data that starts at 0 when the file is lost."""
     _unread_in_the_way: bool = False
-    """Whether an unreadable file could not be set aside either: then no save may replace it without a new attempt."""
+    """Whether an unreadable file could not be set aside; a save must then try that again before it replaces it."""
 
     @property
     def path(self) -> Path:
-        """Path of the state."""
+        """Path of the state file."""
         return self.directory / self.name
 
     def load(self) -> dict[str, Any] | None:
-        """Return the last saved state, ``None`` if there was none.
+        """Return the last saved state; ``None`` without a file.
 
         Raises:
             StateError: The file is damaged (``state_damaged``), of another version (``state_newer``, ``state_older``),
@@ -86,7 +86,7 @@ class StateFile:
         return state
 
     def parsed(self, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
-        """Return what ``parse`` makes of the last saved state, ``None`` if there was none.
+        """Return the result of ``parse`` for the last saved state; ``None`` without a file.
 
         Raises:
             StateError: As for ``load``, or ``parse`` has failed (``state_damaged``).
@@ -98,14 +98,14 @@ class StateFile:
             raise self.set_aside("state_damaged", f"is damaged: {error!r}") from error
 
     def save(self, data: Mapping[str, Any]) -> None:
-        """Replace the saved state by ``data``; on return it is on disk, on any error but one the old state still is.
+        """Replace the saved state with ``data``; on return it is on disk.
 
-        Blocks for as long as the disk takes: do not call it where other work waits.
+        Blocks until the disk has answered; call it in a thread.
 
         Raises:
-            StateError: The disk is full (``disk_full``) or read-only (``read_only``), the state larger than the
-                limit (``state_too_large``), or the file cannot be written otherwise (``state_unwritable``). Or it is
-                written, and a power failure can undo that (``state_unsynced``).
+            StateError: The disk is full (``disk_full``) or read-only (``read_only``), the state exceeds the limit
+                (``state_too_large``), or the file cannot be written (``state_unwritable``); the old state stays on
+                disk. With ``state_unsynced``, the new state is written, but a power failure can undo that.
         """
         content = encode(data)
         if len(content) > MAX_BYTES:
@@ -129,7 +129,7 @@ class StateFile:
             raise StateError(UNSYNCED, f"{words}; check the disk of --state-dir") from error
 
     def try_save(self, data: Mapping[str, Any]) -> StateError | None:
-        """Save the state as ``save`` does, and return its error."""
+        """Save the state like ``save``, and return the error instead of raising it."""
         try:
             self.save(data)
         except StateError as error:
@@ -137,7 +137,7 @@ class StateFile:
         return None
 
     def _read(self) -> bytes:
-        # Non-blocking: the path may be a pipe without a writer.
+        # Non-blocking, because the path may be a pipe without a writer.
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path cannot carry the flags above
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -145,7 +145,7 @@ class StateFile:
             return file.read(MAX_BYTES + 1)
 
     def _replace(self, temporary: Path, content: bytes) -> None:
-        # A new file: a partial file of an earlier process keeps its mode, a pipe blocks, and a link leads elsewhere.
+        # Always a new file: an existing one can have another mode, block (a pipe) or be a link.
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a path cannot carry the flags above
@@ -163,11 +163,11 @@ class StateFile:
             os.close(directory)
 
     def set_aside(self, reason: str, what: str) -> StateError:
-        """Move the file out of the way and return the error that reports it, for callers that cannot use it.
+        """Set the file aside and return the error to report, for callers that cannot use its content.
 
         Args:
             reason: Reason of the error.
-            what: The fault of the file, as the end of a sentence that starts with its name.
+            what: Fault of the file, as the end of a sentence that starts with its path.
         """
         try:
             aside = self._move_away()
@@ -179,7 +179,7 @@ class StateFile:
         """Rename the file.
 
         Raises:
-            StateError: It cannot be renamed; the next save tries again first.
+            StateError: The file cannot be renamed; the next save tries that again first.
         """
         names = [self.directory / f"{self.name}.damaged-{number}" for number in range(1, SET_ASIDE_LIMIT + 1)]
         self._unread_in_the_way = True
@@ -196,7 +196,7 @@ def encode(data: Mapping[str, Any]) -> bytes:
     """Return the file's content for a state.
 
     Raises:
-        StateError: A number in it is not finite.
+        StateError: A number of the state is not finite.
     """
     try:
         body = to_json(data)
@@ -216,7 +216,7 @@ def to_json(data: object) -> bytes:
 
 
 def _checksum(*parts: bytes) -> bytes:
-    """Return a checksum. That of a state includes its version: a flipped bit there means damage, not a newer one."""
+    """Return a checksum. The checksum of a state includes its version, so that a flipped bit there is detected."""
     return hashlib.sha256(b"\n".join(parts)).hexdigest().encode("ascii")
 
 
@@ -230,9 +230,9 @@ def _not_saved(path: Path, error: OSError) -> StateError:
 
 
 _LONGEST_NAME = 200
-"""Characters of a file name; a file system allows 255."""
+"""Maximum number of characters of a file name; file systems allow 255."""
 _MOST_BYTES = 1024 * 1024
-"""Maximum size of a note in bytes: a note of 110 holders is under 100 KB."""
+"""Maximum size of a note in bytes; a note with 110 holders has less than 100 KB."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,9 +247,9 @@ class WriterLock:
     directory: Path | None = None
     """Host path of the lock file; ``None``: this agent takes no host lock."""
     state_directory: Path | None = None
-    """Directory of the state file; two agents that save there in turn would replace each other's totals."""
+    """Directory of the state file, which is locked too: two agents there would replace each other's totals."""
     waits_for: str = ""
-    """Path that another agent had locked at the last attempt; empty if there was none."""
+    """Path that another agent had locked at the last attempt; empty otherwise."""
     warning: str = ""
     """Fault of the host lock and its fix, in one line; empty if the lock works or is not configured."""
     held: bool = False
@@ -261,7 +261,7 @@ class WriterLock:
 
     @property
     def fault(self) -> str:
-        """Why this agent does not write the ledger, or another may write it too, in one line; otherwise empty."""
+        """Reason why this agent does not write the ledger, or another may write it too, in one line; or empty."""
         if not self.waits_for:
             return self.warning
         return (
@@ -285,10 +285,10 @@ class WriterLock:
         return self.directory / f"{name}.lock"
 
     def take(self) -> bool:
-        """Take the locks if no other agent holds one of them, and return whether this agent is the writer.
+        """Take the locks if no other agent has one of them, and return whether this agent is the writer.
 
-        Never blocks. If the host path cannot be locked, only the state directory's lock counts, with a ``warning``.
-        A state directory that cannot be locked does not prevent a ledger: saving reports the fault.
+        Never blocks. If the host path cannot be locked, ``warning`` is set and only the lock of the state directory
+        counts. A state directory that cannot be locked does not prevent a ledger; saves report the fault.
         """
         if self.held:
             return True
@@ -315,7 +315,7 @@ class WriterLock:
                 os.close(descriptor)
 
     def note(self, point: object) -> None:
-        """Write a note into the lock file, replacing the previous one; it outlives the process but not the boot.
+        """Replace the note in the lock file. It is kept after the end of the process, until the next boot.
 
         Does nothing without a lock file.
 
@@ -333,7 +333,7 @@ class WriterLock:
         os.ftruncate(self._host, len(content))
 
     def noted(self) -> dict[str, Any]:
-        """Return the note in the lock file; empty if there is none, or a process ended while it wrote it."""
+        """Return the note in the lock file; empty without a complete note."""
         if self._host is None:
             return {}
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -345,10 +345,10 @@ class WriterLock:
         return {}
 
     def _locked_file(self) -> int | None:
-        """Lock the host's file and return its descriptor; ``None`` if that is not possible.
+        """Lock the file of the host and return its descriptor; ``None`` if that is not possible.
 
         Raises:
-            _TakenError: Another agent holds it.
+            _TakenError: Another agent has the lock.
         """
         path = self.path
         if path is None:
@@ -373,9 +373,9 @@ def _locked(path: Path, flags: int) -> int:
 
     Raises:
         _TakenError: Another process holds the lock, or has just replaced the file.
-        OSError: It cannot be opened or locked, or is neither a file nor a directory.
+        OSError: The path cannot be opened or locked, or is neither a file nor a directory.
     """
-    # Mode 0600: every process that can open the file can lock it.
+    # Mode 0600, because every process that can open the file can lock it.
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

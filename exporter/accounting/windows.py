@@ -1,9 +1,9 @@
 """Activity windows: active and measured GPU-seconds of holders, owners and shared devices over the last hours.
 
-Owners have effective and profiled seconds too, and the use of resources.
+For owners there are also effective and profiled seconds, and the use of resources.
 
-Sums only grow; their values are recorded at marks on a time axis. A window is the current sum less the sum at its
-start, interpolated between two marks. Reading one costs the same for a minute and for a day.
+Sums only grow. Their values are recorded at marks on a time axis. A window is the current sum minus the sum at its
+start, interpolated between two marks. The cost of a read does not depend on the length of the window.
 """
 
 import base64
@@ -25,61 +25,61 @@ FINE_WINDOW_SECONDS, COARSE_WINDOW_SECONDS = 7200.0, 86400.0
 ESTIMATED_SECONDS = 900.0
 """Time after its last estimate for which a holder's activity counts as estimated."""
 HOLDER_SECONDS = 900.0
-"""Time without a portion after which a holder is dropped: none of its windows could be covered any more."""
+"""Time without a portion after which a holder is dropped, because no window of it can still be covered."""
 OWNERS_LIMIT = 2000
-"""Maximum number of owners; above it, those that ended first are dropped."""
+"""Maximum number of owners; above it, the owners that ended first are dropped."""
 
 _SHORT = {name: seconds for name, seconds in WINDOWS.items() if seconds <= FINE_WINDOW_SECONDS}
 _LONG = {name: seconds for name, seconds in WINDOWS.items() if name not in _SHORT}
 _NOTHING: dict[str, tuple[float, ...]] = dict.fromkeys(_SHORT, (0.0, 0.0))
 
 _WRAP = 0xFFFFFFFF
-"""Points are milliseconds in 32 bits; differences up to 49 GPU-days survive the overflow."""
+"""Points are milliseconds in 32 bits that wrap; differences up to 49 GPU-days are still correct."""
 _MILLISECONDS = 1000
 
 Sums = tuple[float, ...]
-"""GPU-seconds: (active, measured); of a profile, (effective, profiled), and up to 2 h the rest of ``_PROFILE``."""
+"""GPU-seconds: (active, measured); for a profile, the sums of ``_PROFILE``, of windows above 2 h the first two."""
 _Marked = tuple[int, ...]
-"""The same in milliseconds of 32 bits."""
+"""Sums in milliseconds of 32 bits."""
 _USE = ("active", "measured")
 _CLASSES = tuple(Bottleneck)
 _PROFILE = ("effective", "profiled", *_CLASSES, *RESOURCES, "sm", "sm_profiled")
-"""After the profiled seconds: these by bottleneck; use of each resource and of the multiprocessors, times seconds; and
-the seconds in which the latter was measured."""
+"""Names of the sums of a profile: effective and profiled seconds; profiled seconds by bottleneck; use of each resource
+and of the multiprocessors, times seconds; seconds with measured multiprocessors."""
 _Places = Mapping[str, tuple[int, float]]
-"""By window, the place of its start: a mark's number, and the position (0..1) between it and the next mark."""
+"""Place of the start of each window, by name: number of a mark, and position (0..1) between it and the next mark."""
 _Key = TypeVar("_Key")
 
 
 def own_owner(namespace: str, pod: str) -> Owner:
-    """Return the owner of a pod with an unknown workload: the pod."""
+    """Return the owner of a pod with an unknown workload: the pod itself."""
     return Owner(namespace=namespace, kind="Pod", name=pod)
 
 
 def owner_shown(owner: Owner, namespace: str, pod: str) -> Owner:
-    """Return the owner under which a pod is shown; never provisional, never a namespace alone, without cost labels."""
+    """Return the shown owner of a pod: not provisional, not only a namespace, and without cost labels."""
     return own_owner(namespace, pod) if owner.provisional or not owner.name else owner.without_cost_labels
 
 
 @dataclass(slots=True)
 class _Axis:
-    """Instants at which sums are recorded, for some windows."""
+    """Instants (marks) at which sums are recorded, for some windows."""
 
     step_seconds: float
     windows: Mapping[str, float]
-    """Seconds by name."""
+    """Lengths of the windows in seconds, by name."""
     most_sums: int
-    """Number of sums that are recorded, the first ones."""
+    """Number of recorded sums, from the first one."""
     first: int = 0
-    """Number of the first mark that is kept; numbers are never reused."""
+    """Number of the first kept mark; numbers are never reused."""
     times: "array[float]" = field(default_factory=lambda: array("d"))
 
     def mark(self, steady: float, gap_seconds: float = 0.0) -> bool:
-        """Add a mark if it is due and return whether it was; drop marks that no window reaches.
+        """Add a mark if it is due, and return whether it was due; drop marks before all windows.
 
         Args:
             steady: The instant.
-            gap_seconds: Time without samples after it. A mark is due before a gap of more than a step.
+            gap_seconds: Time without samples after the instant. A mark is due before a gap of more than a step.
         """
         since = steady - self.times[-1] if self.times else math.inf
         if since < self.step_seconds and not (since > 0 and gap_seconds > self.step_seconds):
@@ -100,7 +100,7 @@ class _Axis:
         """Set marks of the same boot.
 
         Raises:
-            ValueError: The values are not marks, or later than now.
+            ValueError: The values are not marks, or are later than now.
         """
         self.first = int(read(float, first))
         self.times.extend(read(float, time) for time in times)
@@ -108,7 +108,7 @@ class _Axis:
             raise ValueError("marks out of order")
 
     def places(self, now: float) -> _Places:
-        """Return the place of each window's start; one before the first mark counts as that mark."""
+        """Return the place of the start of each window; a start before the first mark counts as that mark."""
         return {name: self._place(now - seconds, now) for name, seconds in self.windows.items()}
 
     def _place(self, at: float, now: float) -> tuple[int, float]:
@@ -136,7 +136,7 @@ class _Points:
         return self.first + len(self.values) // self.width
 
     def note(self, now: _Marked) -> None:
-        """Record the sums at the newest mark. Unchanged sums need no point: the last point still applies."""
+        """Record the sums at the newest mark. Unchanged sums get no point, since the last point still applies."""
         values, width, sums = self.values, self.width, now[: self.width]
         if not values:
             self.first = self.axis.last
@@ -150,7 +150,7 @@ class _Points:
             self.first = self.axis.first
 
     def at(self, number: int) -> _Marked:
-        """Return the sums at a mark, 0 before the first point."""
+        """Return the sums at a mark; 0 before the first point."""
         width = self.width
         place = min(width * (number - self.first), len(self.values) - width)
         return tuple(self.values[place : place + width]) if place >= 0 else (0,) * width
@@ -231,7 +231,7 @@ class _Sums:
 
     def dump(self) -> list[Any]:
         points = [points.dump() for points in self.points]
-        # Earlier releases read points of both axes.
+        # Earlier releases expect points of both axes.
         return [*self.now(), self.changed, *points, *([] if points[1:] else [[0, ""]])]
 
     def load(self, data: Sequence[Any]) -> "_Sums":
@@ -247,7 +247,7 @@ class _Holder:
     pod_uid: str | None
     sums: _Sums
     charged: Owner | None = None
-    """Owner in the portions; the same object while it does not change."""
+    """Owner in the portions, the same object while it does not change."""
     owner: Owner | None = None
     """Owner under which the holder is shown."""
     estimated_until: float = 0.0
@@ -263,15 +263,15 @@ class WindowSample:
     _places: Sequence[_Places]
 
     def owners(self) -> frozenset[Owner]:
-        """Return every owner that has held a device within a day."""
+        """Return the owners that have held a device within a day."""
         return frozenset(self.windows.owners)
 
     def of_owner(self, owner: Owner) -> dict[str, Sums]:
-        """Return active and measured seconds of an owner; empty for an unknown one."""
+        """Return active and measured seconds of an owner; empty for an unknown owner."""
         return self._since(self.windows.owners.get(owner))
 
     def profile_of(self, owner: Owner) -> dict[str, Sums]:
-        """Return effective and profiled seconds of an owner, up to 2 h all of ``_PROFILE``; empty without any."""
+        """Return the sums of ``_PROFILE`` of an owner, above 2 h only the first two; empty without profiled time."""
         return self._since(self.windows.profiles.get(owner))
 
     def of_holder(self, key: HolderKey, pod_uid: str | None) -> dict[str, Sums]:
@@ -282,7 +282,7 @@ class WindowSample:
         return holder.sums.since(self._places)
 
     def of_shared(self, device_uuid: str) -> dict[str, Sums]:
-        """Return the same for all estimated holders of a device."""
+        """Return active and measured seconds of all estimated holders of a device, over each window up to 2 h."""
         return self._since(self.windows.shared.get(device_uuid)) or _NOTHING
 
     def _since(self, sums: _Sums | None) -> dict[str, Sums]:
@@ -302,16 +302,17 @@ def _axes() -> tuple[_Axis, _Axis]:
 class Windows:
     """Sums portions per holder, per owner and, for estimated activity, per shared device.
 
-    An owner's windows include all of its holders, ended ones too. The sums of a pod from before its owner was known
-    move to that owner. Estimated portions count for no holder and no owner: they mark the holder for 15 minutes.
+    The windows of an owner include all its holders, also ended ones. When the owner of a pod becomes known, the earlier
+    sums of the pod move to that owner. Estimated portions do not count for holders and owners; they mark the holder as
+    estimated for 15 minutes.
     """
 
     axes: tuple[_Axis, _Axis] = field(default_factory=_axes)
-    """The fine one first. Owners and profiles are on both, holders and shared devices on the fine one."""
+    """Fine and coarse axis. Owners and profiles are on both, holders and shared devices on the fine axis."""
     holders: dict[HolderKey, _Holder] = field(default_factory=dict)
     owners: dict[Owner, _Sums] = field(default_factory=dict)
     profiles: dict[Owner, _Sums] = field(default_factory=dict)
-    """Effective and profiled seconds of the owners that have any."""
+    """Sums of ``_PROFILE`` by owner; an owner without profiled time is absent."""
     shared: dict[str, _Sums] = field(default_factory=dict)
     """Sums by UUID of the device."""
     _last: float | None = None
@@ -319,7 +320,7 @@ class Windows:
 
     @property
     def fine(self) -> Sequence[_Axis]:
-        """The fine axis alone."""
+        """Only the fine axis."""
         return self.axes[:1]
 
     def add(self, portions: Sequence[Portion], steady: float) -> None:
@@ -327,7 +328,7 @@ class Windows:
 
         Args:
             portions: Result of one call of ``Meter.add``.
-            steady: Their end, in seconds of the monotonic clock.
+            steady: End of the portions, in seconds of the monotonic clock.
         """
         if self._last is None:
             self._mark(steady - max((portion.interval_seconds or 0.0 for portion in portions), default=0.0))
@@ -373,7 +374,7 @@ class Windows:
         return sums
 
     def _owner_of(self, holder: _Holder, charged: Owner, pod: PodAccount) -> Owner:
-        """Return a holder's owner; the pod's own windows move to it when the owner becomes known."""
+        """Return the owner of a holder; when the owner becomes known, move the windows of the pod to it."""
         if holder.owner is None or holder.charged is not charged:
             owner, own = owner_shown(charged, pod.namespace, pod.pod), own_owner(pod.namespace, pod.pod)
             if holder.owner == own:
@@ -383,11 +384,11 @@ class Windows:
         return holder.owner
 
     def settle(self, pod: Owner, owner: Owner) -> None:
-        """Move the windows of a pod to its owner once that is known; the pod may have ended in the meantime.
+        """Move the windows of a pod to its owner when the owner becomes known; the pod may have ended meanwhile.
 
         Args:
             pod: The pod as an owner, provisional or not.
-            owner: The actual owner; no effect if it is the pod itself.
+            owner: Actual owner; no effect if it is the pod itself.
         """
         own, owner = own_owner(pod.namespace, pod.name), owner_shown(owner, pod.namespace, pod.name)
         if owner != own and own in self.owners:
