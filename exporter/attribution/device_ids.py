@@ -1,6 +1,6 @@
-"""Parses device-plugin ids and DRA device names; pure, and never guesses.
+"""Parses device-plugin ids and DRA device names; pure, without guesses.
 
-The shape of an id is not trusted: patterns are anchored. Where an id is only a placeholder (HAMi, volcano, AliCloud,
+Patterns are anchored, so that they match only complete ids. If an id is a placeholder (HAMi, volcano, AliCloud,
 Tencent: a pod annotation names the device), the result has a reason instead of a device.
 """
 
@@ -49,7 +49,7 @@ _AWS_RESOURCE = "k8s.amazonaws.com/vgpu"
 
 
 class IdKind(StrEnum):
-    """What an id identifies, before it is compared with the devices of the node."""
+    """Kind of device that an id identifies, before the search for it on the node."""
 
     GPU = "gpu"
     """A whole GPU by ``uuid``."""
@@ -62,9 +62,9 @@ class IdKind(StrEnum):
     MINOR_PROFILE = "minor_profile"
     """A MIG instance of a GPU by ``minor`` or ``uuid``, identified by its ``profile`` and its placement."""
     ALL = "all"
-    """Every GPU of the node (WSL), or its only one (Tegra)."""
+    """Every GPU of the node (WSL), or its only GPU (Tegra)."""
     NEEDS_ANNOTATION = "needs_annotation"
-    """A placeholder; a pod annotation names the device. ``uuid`` is the id's own, which may be another device's."""
+    """A placeholder; a pod annotation names the device. ``uuid`` is that of the id and may be another device's."""
     UNKNOWN = "unknown"
 
 
@@ -80,13 +80,13 @@ class ParsedId:
     profile: str | None = None
     """Profile name, only lower-case letters and digits: ``1g24gb``."""
     profile_id: int | None = None
-    """NVML's number of the profile."""
+    """Number of the profile in NVML; ``None`` if the id has none."""
     placement_start: int | None = None
-    """First memory slice."""
+    """First memory slice of the instance; ``None`` if the id has none."""
     replica: int | None = None
-    """Number of a shared device's replica; ``None`` where the id names no replica."""
+    """Number of the replica of a shared device; ``None`` if the id has none."""
     reason: str = ""
-    """Snake case; set for ``NEEDS_ANNOTATION`` and ``UNKNOWN``."""
+    """Reason in snake case for ``NEEDS_ANNOTATION`` and ``UNKNOWN``; otherwise empty."""
 
 
 _BY_UUID = frozenset({IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG})
@@ -98,7 +98,7 @@ def parse(resource: str, device_id: str) -> ParsedId:
     """Parse a device-plugin id.
 
     Args:
-        resource: Resource name that the kubelet lists it under; decides where the id alone is ambiguous.
+        resource: Resource name of the id in the kubelet's list; decides between ambiguous forms.
         device_id: The id, in any of the forms that the known device plugins use.
 
     Returns:
@@ -117,14 +117,14 @@ def parse(resource: str, device_id: str) -> ParsedId:
 
 
 def parse_claimed(driver: str, device: str) -> ParsedId | None:
-    """Parse the device name of a DRA claim, as far as it is reliable without its ResourceSlice.
+    """Parse the device name of a DRA claim; only the parts that are reliable without its ResourceSlice.
 
     Args:
         driver: DRA driver name.
         device: Device name within the driver's pool, e.g. ``gpu-0`` or ``gpu-2-mig-1g24gb-19-0``.
 
     Returns:
-        The parsed name, or ``None`` where the driver's devices are not GPUs (compute domains, other vendors).
+        The parsed name; ``None`` if the devices of the driver are not GPUs (compute domains, other vendors).
     """
     if driver != GPU_DRA_DRIVER:
         return None
@@ -138,9 +138,9 @@ def parse_claimed(driver: str, device: str) -> ParsedId | None:
 
 
 def claim_uid(claim: ClaimedDevice) -> str | None:
-    """Read the claim's UID from its CDI names; ``None`` where no name contains it.
+    """Read the UID of the claim from its CDI names; ``None`` if no name contains it.
 
-    Kubelets may list the CDI names of a claim's other devices with each device; the UID is the same in all.
+    Kubelets may list the CDI names of other devices of the claim with each device. All contain the same UID.
     """
     names = [match for name in claim.cdi_names if (match := _CDI_NAME.fullmatch(name))]
     own = [match for match in names if match["device"] == claim.device]
@@ -164,11 +164,11 @@ def significant_ids(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def named_devices(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids that are UUIDs of GPUs or MIG instances, whatever the resource is called.
+    """Return the ids that are UUIDs of GPUs or MIG instances, for any resource name.
 
     Args:
         resource: Resource name that the kubelet lists them under.
-        ids: As the kubelet lists them; the ids of one plugin have one form, so the first decides whether to read on.
+        ids: Ids in the kubelet's list. The ids of a plugin have the same form, so the first decides for all.
     """
     if not ids or parse(resource, ids[0]).kind not in _BY_UUID:
         return ()
@@ -176,7 +176,7 @@ def named_devices(resource: str, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_per_unit(resource: str) -> bool:
-    """Return whether a resource has one id per unit of memory or compute, in addition to one that counts devices."""
+    """Return whether a resource has one id per unit of memory or compute, next to another resource for devices."""
     return resource.startswith(_UNIT_RESOURCES)
 
 
@@ -186,7 +186,7 @@ def comparable_profile(profile: str) -> str:
 
 
 def _parsed(kind: IdKind, match: re.Match[str] | None, **more: Any) -> ParsedId:  # noqa: ANN401 - fields of ParsedId
-    """Build an id from the groups of a pattern; ``more`` has fields without a group, or replaces a group's value."""
+    """Build an id from the groups of a pattern; ``more`` adds fields, or replaces the values of groups."""
     groups = match.groupdict() if match else {}
     fields = {name: _spelt(name, text) for name, text in groups.items() if text is not None}
     return ParsedId(kind=kind, **{**fields, **more})
@@ -217,7 +217,7 @@ def _placeholder_form(resource: str, device_id: str) -> ParsedId:
     match = _PLACEHOLDER.fullmatch(device_id)
     if match is None:
         return _UNKNOWN
-    # The only plugin of this form with the UUID of the allocated device in its ids.
+    # Only the ids of this plugin contain the UUID of the allocated device.
     return _parsed(IdKind.GPU, match) if resource == _AWS_RESOURCE else _needs_annotation(match)
 
 
@@ -226,4 +226,4 @@ def _needs_annotation(match: re.Match[str] | None) -> ParsedId:
 
 
 ReplicaKey = tuple[str, str]
-"""Device UUID, resource."""
+"""Device UUID and resource."""

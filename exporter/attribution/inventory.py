@@ -1,4 +1,4 @@
-"""Finds the devices of a node by any name that an id can contain."""
+"""Finds the devices of a node by the names in ids."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from exporter.attribution.device_ids import IdKind, ParsedId, ReplicaKey, compar
 from exporter.model.devices import DeviceState, Gpu, GpuReading, MigInstance
 
 PASSED_THROUGH = "dra_passed_through"
-"""Passed through to a virtual machine: the driver does not see the device, which is no fault."""
+"""Reason of a device that is passed through to a virtual machine: the driver does not list it, without a fault."""
 _NOT_HERE = frozenset({"unknown_uuid", "unknown_minor", "unknown_instance"})
-"""Reasons of an id that names another device than those that the driver lists."""
+"""Reasons of an id of a device that the driver does not list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOfGpu:
-    """A device's part of its physical GPU, 0..1."""
+    """Part of the physical GPU that a device has, 0..1."""
 
     ratio: float
     estimated: bool = False
@@ -32,15 +32,15 @@ class Inventory:
     gpus: Mapping[str, Gpu]
     instances: Mapping[str, MigInstance]
     parts: Mapping[str, PartOfGpu]
-    """Part of its GPU by UUID of each device."""
+    """Part of the GPU by UUID of the device."""
     by_minor: Mapping[int, str]
     incomplete: frozenset[str]
-    """GPUs in MIG mode with instances that the driver may not have listed."""
+    """UUIDs of GPUs in MIG mode with instances that the driver may not have listed."""
 
     @classmethod
     def of(cls, readings: Sequence[GpuReading]) -> Self:
-        """Index the devices that the driver reports; a number counts for the first present GPU with it."""
-        # The number of a missing GPU may have passed to another one.
+        """Index the devices that the driver reports; a minor number identifies the first present GPU with it."""
+        # The number of a missing GPU may belong to another GPU now.
         by_rank = [reading.gpu for reading in sorted(readings, key=lambda one: one.state is DeviceState.MISSING)]
         return cls(
             gpus={reading.uuid: reading.gpu for reading in readings},
@@ -79,7 +79,7 @@ class Inventory:
         return found, "" if found else reason
 
     def physical(self, parsed: ParsedId) -> str | None:
-        """Return the physical GPU behind an id, also if the driver does not report it.
+        """Return the physical GPU of an id, also if the driver does not report it.
 
         Returns:
             A UUID, ``minor <n>`` if that is the only known name, or ``None`` if the id identifies no GPU.
@@ -92,7 +92,7 @@ class Inventory:
         return parsed.uuid
 
     def physical_gpus(self, ids: Iterable[ParsedId]) -> set[str] | None:
-        """Return the physical GPUs behind ids; ``None`` if one of them identifies no GPU."""
+        """Return the physical GPUs of ids; ``None`` if one of the ids identifies no GPU."""
         found: set[str | None] = set()
         for parsed in ids:
             found |= self.gpus.keys() if parsed.kind is IdKind.ALL else {self.physical(parsed)}
@@ -100,10 +100,10 @@ class Inventory:
         return known if len(known) == len(found) else None
 
     def replicas(self, ids: Iterable[tuple[str, ParsedId]]) -> dict[ReplicaKey, set[int]]:
-        """Return the numbers of the replicas among ids by device and resource, also of devices that are not seen (yet).
+        """Return the numbers of replicas in ids by device and resource, also of devices that are not listed (yet).
 
         Args:
-            ids: Resource and id.
+            ids: Pairs of resource and id.
         """
         numbers: dict[ReplicaKey, set[int]] = {}
         for resource, parsed in ids:
@@ -114,13 +114,13 @@ class Inventory:
         return numbers
 
     def may_have(self, uuid: str) -> bool:
-        """Return whether a device is listed, or no device is."""
+        """Return whether a device is listed, or no devices are known."""
         return not self.parts or uuid in self.parts
 
     def suspects(self, parsed: ParsedId, reason: str) -> tuple[str, ...] | None:
-        """Return the devices that an unresolved id may be, whole or in part; ``None``: any device.
+        """Return the devices that an unresolved id can identify, whole or in part; ``None`` for any device.
 
-        An id that names another device is not one of the listed ones, but it can be an instance that is not listed.
+        An id of a device that the driver does not list can be that of an instance that the driver left out.
         """
         gpu = self.physical(parsed)
         gpus: Iterable[str]
@@ -137,7 +137,7 @@ class Inventory:
         return (*gpus, *(uuid for uuid, instance in self.instances.items() if instance.parent_uuid in gpus))
 
     def profile(self, parsed: ParsedId) -> tuple[str | None, str] | None:
-        """Return GPU and profile of an id that identifies its instance by these alone."""
+        """Return GPU and profile of an id if only these identify its instance; otherwise ``None``."""
         if parsed.profile is None:
             return None
         gpu = self.physical(parsed)
@@ -161,11 +161,11 @@ class Inventory:
 
 
 def parts_of(reading: GpuReading) -> dict[str, PartOfGpu]:
-    """Return the parts of a GPU that are the GPU itself and each of its MIG instances, by UUID.
+    """Return the parts of the physical GPU that the GPU and its MIG instances have, by UUID.
 
     The part of an instance is the larger of its compute slices and its memory slices, as parts of the GPU. Compute
-    instances of one GPU instance share its memory, so it is divided among them by compute. Where the parts sum to more
-    than the GPU (3g + 4g is 15/14), they are divided by their sum. Where slices are unknown, all parts are equal and
+    instances of one GPU instance share its memory, so it is divided among them by compute slices. If the parts sum to
+    more than 1 (3g + 4g is 15/14), they are divided by their sum. If slices are unknown, all parts are equal and
     estimated.
     """
     gpu, instances = reading.gpu, [part.instance for part in reading.instances]
@@ -190,7 +190,7 @@ def _is_named(parsed: ParsedId, instance: MigInstance) -> bool:
         named = (parsed.profile_id, parsed.placement_start)
         if any(one is not None and other is not None and one != other for one, other in zip(have, named, strict=True)):
             return False
-        # The profile of a compute instance that is smaller than its GPU instance differs from that one's profile.
+        # A compute instance that is smaller than its GPU instance has another profile.
         return None not in (*have, *named) or comparable_profile(instance.profile) == parsed.profile
     place = (parsed.gpu_instance_id, parsed.compute_instance_id)
     return (instance.gpu_instance_id, instance.compute_instance_id) == place

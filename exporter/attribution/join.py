@@ -22,12 +22,12 @@ from exporter.model.attribution import (
 from exporter.model.devices import GpuReading
 
 REPLICAS_UNKNOWN = "replicas_unknown"
-"""Reason of a replica with an unknown part of the device, as the number of replicas is not known."""
+"""Reason of a replica whose part of the device is unknown, because the number of replicas is unknown."""
 MEMORY_UNKNOWN = "memory_unknown"
-"""Reason of a declared part of a GPU's memory while the GPU's memory size is not known."""
+"""Reason of a declared part of the memory of a GPU while the size of the memory is unknown."""
 DRA_UNRESOLVED = "dra_unresolved"
 UNDECIDED = frozenset({"claim_pending", "reservation_pending", "needs_annotation", "bad_annotation"})
-"""Reasons for which the held device may differ from the device that the entry names."""
+"""Reasons of entries whose held device may differ from the named device."""
 NOTHING_REMEMBERED: Mapping[ReplicaKey, int] = MappingProxyType({})
 
 
@@ -37,13 +37,13 @@ def attribute(
     evidence: Evidence = NO_EVIDENCE,
     replicas: Mapping[ReplicaKey, int] = NOTHING_REMEMBERED,
 ) -> Attribution:
-    """Match every id that the kubelet lists to the devices of this node.
+    """Match the ids in the kubelet's list with the devices of this node.
 
     Args:
-        allocations: The kubelet's newest good answer.
-        gpus: Physical GPUs and their MIG instances as the driver reports them, lost and missing ones too.
-        evidence: Data of the Kubernetes API, as far as it is known.
-        replicas: ``Attribution.replicas`` of the previous join, or as an earlier process saved them.
+        allocations: Newest valid answer of the kubelet.
+        gpus: Physical GPUs and their MIG instances as the driver reports them, including lost and missing GPUs.
+        evidence: Known data of the Kubernetes API.
+        replicas: ``Attribution.replicas`` of the previous join, or saved by an earlier process.
 
     Returns:
         Holders by device UUID, and the unmatched ids by name.
@@ -66,7 +66,7 @@ def attribute(
         unseen_instances=any(one.kind is IdKind.MIG and inventory.physical(one) is None for one in of_kubelet),
         advertised_devices=None if listed is None else len(listed),
         allocated_devices=len(held) if held is not None and is_decided else None,
-        # Also unknown if no device is advertised: a plugin may still be about to register.
+        # Also unknown if no device is advertised, because a plugin may not have registered yet.
         expected_devices=len(listed | held) if listed and held is not None else None,
         replicas={key: count.number for key, count in counts.items() if count.is_known},
     )
@@ -112,7 +112,7 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
         parsed = device_ids.parse(devices.resource, device_id)
         if devices.resource in SOURCES and not container.pod and parsed.kind is not IdKind.UNKNOWN:
             parsed = undecided(parsed, "job_id_unknown")
-        if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands of them; one entry is enough
+        if parsed.kind is IdKind.UNKNOWN:  # there can be tens of thousands; one entry is enough
             if parsed in seen:
                 continue
             seen.add(parsed)
@@ -120,8 +120,8 @@ def _listed_entries(container: ContainerAllocation, devices: DeviceIds) -> Itera
 
 
 def claimed_entries(container: ContainerAllocation, evidence: Evidence) -> Iterator[Entry]:
-    """Yield an entry for every GPU that a container holds by a claim; devices that it only monitors are left out."""
-    # A container that names one claim twice lists its devices twice.
+    """Yield an entry for every GPU that a container holds by a claim, without devices that it only monitors."""
+    # A container with two references to a claim lists its devices twice.
     keys = {(claim.driver, claim.pool, claim.device, claim.share_id): claim for claim in container.claims}
     for claim in keys.values():
         parsed = device_ids.parse_claimed(claim.driver, claim.device)
@@ -158,7 +158,7 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
         return ParsedId(kind=IdKind.MIG if device.kind == "mig" else IdKind.GPU, uuid=device.uuid)
     if device.kind != "mig" or not device.parent_uuid:
         return by_name
-    # A name of the form before v25.12 has numbers with other meanings: for it only the attributes count.
+    # Numbers in names of the form before v25.12 have other meanings, so only the attributes count there.
     return ParsedId(
         kind=IdKind.MINOR_PROFILE,
         uuid=device.parent_uuid,
@@ -169,11 +169,11 @@ def _as_sliced(device: SliceDevice, by_name: ParsedId) -> ParsedId:
 
 
 def _allocated(claim: ClaimedDevice, evidence: Evidence) -> AllocatedDevice | None:
-    """Return the device in the claim's own result; ``None`` if that is not known."""
+    """Return the device in the result of the claim; ``None`` if unknown."""
     key = (claim.driver, claim.pool, claim.device, claim.share_id)
     results = evidence.claims.get(_key_of(claim), ())
     same = [one for one in results if (one.driver, one.pool, one.device, one.share_id) == key]
-    # One claim may both monitor a device and hold it.
+    # A claim can both monitor and hold a device.
     return min(same, key=lambda one: one.admin_access, default=None)
 
 
@@ -184,7 +184,7 @@ def _declared(allocated: AllocatedDevice | None, device: SliceDevice | None) -> 
 
 
 def _advertised(allocatable: tuple[DeviceIds, ...] | None) -> list[tuple[str, ParsedId]] | None:
-    """Return resource and id of each advertised device; ``None`` if the kubelet does not report them."""
+    """Return resource and id of each advertised device; ``None`` if the kubelet does not report these."""
     if allocatable is None:
         return None
     return [
@@ -202,7 +202,7 @@ def _advertised_gpus(
 ) -> set[str] | None:
     """Return the physical GPUs that device plugins and DRA drivers advertise; ``None`` if they are not known."""
     if evidence.devices is None and (advertised is None or any(entry.source == DRA for entry in entries)):
-        return None  # the kubelet itself never advertises DRA devices
+        return None  # the kubelet never advertises DRA devices
     of_plugins = [parsed for _, parsed in advertised or ()]
     of_slices = [
         ParsedId(kind=IdKind.GPU, uuid=device.parent_uuid or device.uuid)
@@ -217,7 +217,7 @@ def _advertised_gpus(
 def _match(
     entries: Sequence[Entry], inventory: Inventory, counts: ReplicaCounts
 ) -> tuple[dict[str, list[Entry]], dict[Unresolved, None]]:
-    """Find each entry's devices: return entries by device UUID, and what cannot be resolved, each once."""
+    """Find the devices of entries; return entries by device UUID, and unresolved entries, each once."""
     by_profile = Counter(profile for _, profile in {(one.device_id, inventory.profile(one.parsed)) for one in entries})
     resolved: dict[str, list[Entry]] = {}
     unresolved: dict[Unresolved, None] = {}
@@ -225,7 +225,7 @@ def _match(
         found, reason = inventory.resolve(entry.parsed)
         profile = inventory.profile(entry.parsed)
         if profile is not None and by_profile[profile] > 1:
-            found, reason = (), DRA_UNRESOLVED  # two claims, one instance: the driver lacks one of the instances
+            found, reason = (), DRA_UNRESOLVED  # two claims for one instance: the driver's list lacks an instance
         if not found:
             unresolved[_unresolved(entry, reason, inventory)] = None
         for uuid in found:
@@ -254,7 +254,7 @@ def _unresolved(entry: Entry, reason: str, inventory: Inventory) -> Unresolved:
 def _holders(
     resolved: Mapping[str, list[Entry]], counts: ReplicaCounts, inventory: Inventory, evidence: Evidence
 ) -> dict[str, tuple[Holder, ...]]:
-    """Return the holders of each device with their shares of the physical GPU and the UIDs of their pods."""
+    """Return the holders of each device, with shares of the physical GPU and pod UIDs."""
     parts = {uuid: shares.divide(uuid, entries, counts, inventory) for uuid, entries in resolved.items()}
     used = dict.fromkeys(inventory.gpus, 0.0)
     for uuid, holders in parts.items():
@@ -266,7 +266,7 @@ def _holders(
 
 
 def _fitted(holder: Holder, used: float, evidence: Evidence) -> Holder:
-    """Return a holder with its pod's UID if that is known, and with a share that fits into its GPU."""
+    """Return a holder with the UID of its pod, if known; its share is scaled if the shares of the GPU exceed 1."""
     known = evidence.pod(holder.namespace, holder.pod)
     fits = used <= shares.WHOLE_WITHIN_ROUNDING
     # A whole GPU and an instance of it can both be listed while the node is being partitioned.

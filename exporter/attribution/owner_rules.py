@@ -1,6 +1,6 @@
-"""Derives the owner of a pod from its labels and controller: one table of rules, first match wins.
+"""Derives the owner of a pod from its labels and controller with a table of rules; the first match applies.
 
-Its alert policy, the workload class and the opt-out, is in its labels and annotations too.
+It also derives the alert policy, workload class and opt-out, from labels and annotations.
 """
 
 import re
@@ -21,12 +21,12 @@ def label_text(text: str, limit: int) -> str:
     """Trim a text and limit its length.
 
     Args:
-        text: Any text, also with lone surrogates and control characters.
+        text: Any text; lone surrogates and control characters are allowed.
         limit: Maximum length of the result, at least 10.
 
     Returns:
         Printable text: each run of white space is one space, unprintable characters are left out. A longer text is cut
-        and ends in ``-`` and eight digits of its hash, so two long texts with the same beginning stay distinct.
+        and ends in ``-`` and eight digits of its hash, so that long texts with the same beginning stay distinct.
     """
     if not text.isprintable():
         text = "".join(character for character in text if character.isprintable() or character.isspace())
@@ -38,12 +38,12 @@ def label_text(text: str, limit: int) -> str:
 
 
 MAX_KEYS = 10
-"""Number of exported labels, and of exported annotations."""
+"""Maximum number of exported labels, and of exported annotations."""
 MAX_CHARACTERS = 128
 
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
-# They have one value per pod or per rollout, so each would be a separate series without use.
+# These keys have a value per pod or per rollout, which would create a useless series each.
 _NEVER = re.compile(r"(^|_)(uid|hash|checksum)(_|$)|job_completion_index$|statefulset_kubernetes_io_pod_name$")
 _NEVER_KEYS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 
@@ -51,8 +51,8 @@ _NEVER_KEYS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 def _exported(pod: PodMetadata, rules: "OwnerRules") -> tuple[tuple[str, str], ...]:
     """Return the allowed labels and annotations of a pod as (label name, value), sorted by name.
 
-    Names start with ``label_`` or ``annotation_``. Names that clash are numbered by the allow-list, not by the pod, so
-    a pod's other labels never rename one. Empty values are left out.
+    Names start with ``label_`` or ``annotation_``. Numbers of clashing names depend on the allow-list and not on the
+    pod, so other labels of a pod never change a name. Empty values are left out.
     """
     names = [
         *((name, pod.labels.get(key, "")) for key, name in export_names("label", rules.exported_labels).items()),
@@ -66,7 +66,7 @@ def _exported(pod: PodMetadata, rules: "OwnerRules") -> tuple[tuple[str, str], .
 
 
 def export_names(prefix: str, keys: Sequence[str]) -> dict[str, str]:
-    """Map the exportable keys to snake case; keys that clash get ``_conflict1``, ``_conflict2`` in their order."""
+    """Map the exportable keys to names in snake case; clashing names get ``_conflict1``, ``_conflict2`` in order."""
     shown = [key for key in dict.fromkeys(keys) if not is_never_shown(key)][:MAX_KEYS]
     plain = {key: f"{prefix}_{_sanitised(key)}" for key in sorted(shown)}
     clashing = {name for name, times in Counter(plain.values()).items() if times > 1}
@@ -80,7 +80,7 @@ def export_names(prefix: str, keys: Sequence[str]) -> dict[str, str]:
 
 
 def is_never_shown(key: str) -> bool:
-    """Return whether a key is refused even if the allow-list contains it: UIDs, hashes, checksums and the like."""
+    """Return whether a key is never exported, even from the allow-list: UIDs, hashes, checksums and similar keys."""
     return key in _NEVER_KEYS or _NEVER.search(_sanitised(key)) is not None
 
 
@@ -92,11 +92,11 @@ MAX_NAME = 253
 MAX_KIND = 63
 MAX_TEAM = 128
 
-# Values that the API server accepts; any other text could not be parsed from the pairs again.
+# Values that the API server accepts; other texts could make the pairs ambiguous.
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 Workload = tuple[str, str]
-"""Kind and name."""
+"""Kind and name of a workload."""
 Rule = Callable[[PodMetadata], Workload | None]
 
 _OUR_KINDS = frozenset({UNALLOCATED.kind, UNATTRIBUTED.kind})
@@ -104,7 +104,7 @@ _GROUP_NAME = "scheduling.k8s.io/group-name"
 _RAY_KINDS = frozenset({"RayJob", "RayService", "RayCluster", "RayCronJob"})
 _TRAINING_KINDS = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "MXJob", "AscendJob")
 _KIND_OF_OPERATOR = {"mpi-operator": "MPIJob", **{f"{kind.lower()}-controller": kind for kind in _TRAINING_KINDS}}
-# Volcano creates one with this name for every pod without a group: for a Deployment, one per ReplicaSet.
+# Name of a group that Volcano creates for pods without a group; for a Deployment, one per ReplicaSet.
 _GENERATED_GROUP = re.compile(r"podgroup-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _CRON_RUN = re.compile(r"(.+)-(\d{8,10})", re.ASCII)
 _ORDINAL = re.compile(r"(.+)-\d+", re.ASCII)
@@ -119,7 +119,7 @@ _QUEUE_LABELS = (
     "volcano.sh/queue-name",
     "runai/queue",
 )
-# Kinds from ``_controller`` without an unknown creator above them; any other kind may have one.
+# Kinds from ``_controller`` that have no unknown creator; any other kind may have one.
 _KNOWN_KINDS = _RAY_KINDS.union(
     _TRAINING_KINDS,
     ("", "DaemonSet", "ReplicaSet", "ReplicationController", "Node", "LeaderWorkerSet", "JobSet", "InferenceService"),
@@ -142,11 +142,11 @@ _KINDS_OF_CLASS = {
     ),
 }
 _CLASS_OF_KIND = {kind: name for name, kinds in _KINDS_OF_CLASS.items() for kind in kinds.split()}
-# Of a LeaderWorkerSet or a Deployment: the kind does not imply serving, these labels do.
+# Labels that imply serving, unlike the kinds that have them: LeaderWorkerSet and Deployment.
 _SERVING_LABELS = ("llm-d.ai/role", "serving.kserve.io/inferenceservice")
 
 _ALERTS = {"disabled": inf, "enabled": -inf}
-"""Unix times at which an opt-out ends."""
+"""Unix times of the end of an opt-out, by word."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
 _LONGEST_WORD = 64
@@ -158,12 +158,12 @@ _Texts = tuple[Mapping[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRules:
-    """The configurable part of the rules; the order of workload rules is fixed."""
+    """Configurable part of the rules; the order of the workload rules is fixed."""
 
     team_keys: tuple[str, ...] = ()
-    """Labels or annotations that name the team; the first one found wins."""
+    """Keys of labels or annotations with the team; the first key with a value applies."""
     cost_labels: tuple[str, ...] = ()
-    """Keys of the labels, of the pod or else its namespace, that divide the ledger."""
+    """Keys of the labels that divide the ledger; of the pod, otherwise of its namespace."""
     exported_labels: tuple[str, ...] = ()
     exported_annotations: tuple[str, ...] = ()
 
@@ -174,16 +174,16 @@ def facts_of(
     namespace_annotations: Mapping[str, str],
     rules: OwnerRules,
 ) -> PodFacts:
-    """Return the owner of a pod and the policy in its annotations.
+    """Return the owner of a pod and its alert policy.
 
     Args:
         pod: Metadata as the API returns it; any text is allowed.
         namespace_labels: Labels of its namespace; empty if namespaces are not read.
-        namespace_annotations: As above.
+        namespace_annotations: Annotations of its namespace, likewise.
         rules: Keys of teams and of exported labels.
 
     Returns:
-        The same facts for the same pod, whatever the order of its labels; every text is printable and bounded.
+        The facts, independent of the order of labels; every text is printable and limited in length.
     """
     kind, name = workload_of(pod)
     own, namespaces = (pod.labels, pod.annotations), (namespace_labels, namespace_annotations)
@@ -213,13 +213,13 @@ def facts_of(
 
 
 def wanted_annotations(rules: OwnerRules) -> frozenset[str]:
-    """Return the annotation keys, of pods and namespaces, that ``facts_of`` reads; no other needs to be kept."""
+    """Return the annotation keys of pods and namespaces that ``facts_of`` reads; others need not be kept."""
     own = {CLASS_KEY, ALERTS_KEY, ALERTS_UNTIL_KEY, _GROUP_NAME}
     return frozenset(own.union(rules.team_keys, rules.exported_annotations, _QUEUE_ANNOTATIONS))
 
 
 def workload_of(pod: PodMetadata) -> Workload:
-    """Return kind and name of the pod's workload, or of the pod itself if no rule matches."""
+    """Return kind and name of the workload of a pod, or of the pod itself if no rule matches."""
     for rule in RULES:
         if (workload := rule(pod)) is not None:
             return workload
@@ -231,11 +231,11 @@ def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[st
 
     Args:
         pod: The pod of the owner.
-        shown: Texts as they are shown, and their limits.
+        shown: Shown texts, each with its limit.
     """
     if any(len(text) == limit for text, limit in shown):
         yield "text_too_long"
-    if any("\ufffd" in text for text, _ in shown):  # JSON readers and writers replace invalid UTF-8 by it
+    if any("\ufffd" in text for text, _ in shown):  # replaces invalid UTF-8 in JSON
         yield "text_unreadable"
     kind, _ = _controller_of(pod)
     if kind not in _KNOWN_KINDS and all(rule(pod) is None for rule in RULES if rule is not _controller):
@@ -243,7 +243,7 @@ def _doubts(pod: PodMetadata, shown: tuple[tuple[str, int], ...]) -> Iterator[st
 
 
 def _class_of(kind: str, own: _Texts, namespaces: _Texts, problems: list[str]) -> str:
-    """Return the workload class of a pod: as the pod or its namespace sets it, or as its labels or kind imply it."""
+    """Return the workload class that the pod or its namespace sets, or that its labels or kind imply."""
     words = list(_words((*own, *namespaces), CLASS_KEY))
     if words and words[0] not in _KINDS_OF_CLASS:
         problems.append("bad_workload_class")
@@ -253,7 +253,7 @@ def _class_of(kind: str, own: _Texts, namespaces: _Texts, problems: list[str]) -
 
 
 def _opt_out(sources: _Texts, problems: list[str]) -> float | None:
-    """Return the latest end that the values of a pod or a namespace set; ``-inf`` for an enabled alert."""
+    """Return the latest end of an opt-out in the values of a pod or a namespace; ``-inf`` for enabled alerts."""
     ends = [_ALERTS.get(word) for word in _words(sources, ALERTS_KEY)]
     ends += [_time(word) for word in _words(sources, ALERTS_UNTIL_KEY)]
     if None in ends:
@@ -286,7 +286,7 @@ def _first(sources: Iterable[Mapping[str, str]], keys: tuple[str, ...], limit: i
 
 
 def _cost_labels(pod: Mapping[str, str], namespace: Mapping[str, str], keys: Iterable[str]) -> str:
-    """Return the cost labels of an owner: a key without a value in pod and namespace is left out."""
+    """Return the cost labels of an owner, without keys that have no value in pod and namespace."""
     values = {key: pod.get(key) or namespace.get(key, "") for key in sorted({*keys})}
     return ",".join(f"{key}={value}" for key, value in values.items() if _LABEL_VALUE.fullmatch(value))
 
@@ -300,7 +300,7 @@ def _named(kind: str, name: str) -> Workload | None:
 
 
 def _labelled(kind: str, *keys: str) -> Rule:
-    """Return a rule that takes the workload's name from the first label that is set."""
+    """Return a rule that takes the name of the workload from the first label with a value."""
     return lambda pod: _named(kind, _label(pod, *keys))
 
 
@@ -334,7 +334,7 @@ def _pod_group(pod: PodMetadata) -> Workload | None:
 
 def _job(pod: PodMetadata) -> Workload | None:
     kind, name = _controller_of(pod)
-    if not kind:  # others set job-name on their pods too: it counts only for the rest of a deleted Job
+    if not kind:  # others set job-name on pods too, so it counts only for pods of a deleted Job
         name = _label(pod, "batch.kubernetes.io/job-name", "job-name")
     elif kind != "Job":
         return None
@@ -367,7 +367,7 @@ def _replica_set(pod: PodMetadata) -> Workload | None:
 
 def _lone_group(pod: PodMetadata) -> Workload | None:
     kind, _ = _controller_of(pod)
-    # Kueue groups the pods of a StatefulSet too: for them the set is the better name.
+    # Kueue groups the pods of a StatefulSet too; the name of the set is better for them.
     return None if kind else _named("PodGroup", _label(pod, "kueue.x-k8s.io/pod-group-name"))
 
 
@@ -385,8 +385,8 @@ def _api_group(pod: PodMetadata) -> str:
     return group
 
 
-# Controllers come before the Jobs, StatefulSets and ReplicaSets that they create. PodGroups come after all workloads
-# with a name of their own: most controllers create a PodGroup for their scheduler, with another name for each run.
+# Controllers come before the Jobs, StatefulSets and ReplicaSets that they create. PodGroups come after all named
+# workloads, because most controllers create a PodGroup for their scheduler, with a new name for each run.
 RULES: tuple[Rule, ...] = (
     _ray,
     _labelled("RayCluster", "ray.io/cluster"),

@@ -1,4 +1,4 @@
-"""Collects what the Kubernetes API adds to the kubelet's answer, and decides which pods have ended."""
+"""Defines the data of the Kubernetes API that completes the kubelet's answer, and decides which pods have ended."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ class SliceDevice:
     """A device of a ResourceSlice of this node; attributes missing in the slice are empty or ``None``."""
 
     kind: str = ""
-    """``gpu``, ``mig`` or ``vfio``."""
+    """Kind of the device: ``gpu``, ``mig`` or ``vfio``."""
     uuid: str = ""
     """UUID; empty for a MIG device that is created when it is claimed."""
     parent_uuid: str = ""
-    """UUID of a MIG device's GPU."""
+    """UUID of the GPU of a MIG device."""
     profile: str = ""
     """Profile of a MIG device: ``1g.24gb``."""
     memory_bytes: int | None = None
@@ -28,43 +28,43 @@ class SliceDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedDevice:
-    """One result of a claim's allocation."""
+    """One device in the allocation result of a claim."""
 
     driver: str
     pool: str
     device: str
     share_id: str | None = None
     admin_access: bool = False
-    """Whether the claim only monitors the device and does not hold it."""
+    """Whether the claim only monitors the device, without holding it."""
     consumed_memory_bytes: int | None = None
     """Consumed memory capacity in bytes; ``None`` if the claim has the whole device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All data of the API that the join reads."""
+    """Data of the API that the join reads."""
 
     pods: Mapping[PodName, PodMetadata] | None = None
-    """Pods of this node that have not finished, by (namespace, name); ``None`` while they are not known."""
+    """Pods of this node that have not finished, by (namespace, name); ``None`` while unknown."""
     is_followed: bool = True
     """Whether ``pods`` is up to date; if not, a pod that the kubelet lists may be missing."""
     ended: frozenset[PodName] = frozenset()
-    """Pods that have finished or left the API, though a kubelet up to 1.33 may still list them."""
+    """Pods that have finished or left the API; a kubelet up to 1.33 may still list them."""
     claims: Mapping[str, tuple[AllocatedDevice, ...]] = field(default_factory=dict)
-    """Results of allocated claims by the claim's UID."""
+    """Results of allocated claims by UID of the claim."""
     unreadable_claims: frozenset[str] = frozenset()
-    """UIDs of claims that cannot be read (no permission, deleted): for them only the kubelet's answer counts."""
+    """UIDs of claims that cannot be read (no permission, deleted); only the kubelet's answer counts for them."""
     reads_claims: bool = False
-    """Whether a claim that is in neither of the two will still be read."""
+    """Whether claims that are neither read nor unreadable will still be read."""
     devices: Mapping[tuple[str, str], SliceDevice] | None = None
     """Devices by (pool, device), of the newest complete generation of each pool; ``None`` without a known slice."""
     own_pod: PodName | None = None
-    """(namespace, name) of this agent's pod, which can access all devices and holds none."""
+    """Namespace and name of this agent's pod, which can access all devices and holds none; ``None`` if unknown."""
     reservation_namespaces: tuple[str, ...] = DEFAULT_RESERVATION_NAMESPACES
-    """Namespaces of the pods with which KAI and Run:ai hold a GPU for the pods that have fractions of it."""
+    """Namespaces of the pods with which KAI and Run:ai reserve GPUs for pods with fractions of them."""
 
     def pod(self, namespace: str, name: str) -> PodMetadata | None:
-        """Return a pod of this node; ``None`` if it is not known."""
+        """Return a pod of this node; ``None`` if unknown."""
         return self.pods.get((namespace, name)) if self.pods is not None else None
 
     def awaits_claim(self, uid: str | None) -> bool:
@@ -72,12 +72,12 @@ class Evidence:
         return self.reads_claims and uid is not None and uid not in self.claims and uid not in self.unreadable_claims
 
     def holds_nothing(self, name: PodName) -> bool:
-        """Return whether a pod that the kubelet lists holds no device: it has ended, or it is this agent's."""
+        """Return whether a listed pod holds no device, because it has ended or is the agent's own pod."""
         return name in self.ended or name == self.own_pod
 
 
 NO_EVIDENCE = Evidence()
-"""Evidence of an agent that runs without the Kubernetes API."""
+"""Evidence of an agent without the Kubernetes API."""
 
 
 DEPARTED_SECONDS = 600.0
@@ -85,25 +85,25 @@ DEPARTED_LIMIT = 1024
 
 
 class Endings:
-    """Compares the kubelet's pods with the API's.
+    """Compares the kubelet's pods with the API's, to find ended pods.
 
-    A pod has left when the API lost it: by a DELETED event, or a complete list without it. In addition, the kubelet
-    must have listed its name without a gap since before that. A name that the API never had proves nothing: a static
-    pod without a mirror has no object, and a new pod can reach the kubelet before it reaches the watch.
+    A pod has left when the API no longer has it: after a DELETED event, or in a complete list without it. In addition,
+    the kubelet must have listed its name without a gap since before that. A name that the API never had proves nothing:
+    a static pod without a mirror has no object, and the kubelet can list a new pod before the watch reports it.
     """
 
     def __init__(self) -> None:
         self._listed: frozenset[PodName] = frozenset()
         self._departed: dict[PodName, tuple[PodMetadata, float]] = {}
-        """Pods that left the API in the last ten minutes, with the instant, in that order."""
+        """Pods that left the API in the last ten minutes, with the instant; oldest first."""
         self.pods: Mapping[PodName, PodMetadata] = {}
-        """The API's pods; the same object while they do not change."""
+        """Pods of the API; the same object while they do not change."""
         self.left: frozenset[PodName] = frozenset()
         """Pods that the kubelet lists and that have left the API."""
 
     @property
     def strangers(self) -> frozenset[PodName]:
-        """Pods that the kubelet lists and that the API has not had while they were listed."""
+        """Pods that the kubelet lists, and that the API has not had since the kubelet listed them."""
         return self._listed - self.pods.keys() - self.left
 
     def note(self, pods: Iterable[PodName]) -> None:
@@ -116,7 +116,7 @@ class Endings:
         """Store the API's pods.
 
         Args:
-            pods: The complete list of pods; never an incomplete one.
+            pods: The complete list of pods.
             steady: Seconds of a monotonic clock.
         """
         if pods is self.pods or pods == self.pods:
@@ -131,6 +131,6 @@ class Endings:
         self.pods = pods
 
     def find(self, name: PodName) -> PodMetadata | None:
-        """Return a pod that the API has, or had within the last ten minutes: its time is still being accounted."""
+        """Return a pod that the API has, or had in the last ten minutes; its last time may not be charged yet."""
         departed = self._departed.get(name)
         return self.pods.get(name) or (departed[0] if departed else None)

@@ -1,7 +1,7 @@
-"""Maps the process ids that a driver lists to the pods that hold the device, from data of the node alone.
+"""Finds the pods of the processes that a driver lists, only from data of the node.
 
-Two results are distinct throughout: an empty string means "looked up, and there is none", ``None`` means "could not be
-looked up". The first makes a process unattributed, the second leaves its holder open; neither makes a wrong owner.
+An empty result and ``None`` differ throughout. An empty string means that the lookup succeeded without a pod: the
+process is unattributed. ``None`` means that the lookup failed: the holder is unknown. Neither leads to a wrong owner.
 """
 
 import os
@@ -16,7 +16,7 @@ from exporter.model.attribution import Attribution, Holder, Unresolved
 from exporter.model.devices import ProcessUse, Reading
 from exporter.model.fields import Field
 
-# The pattern needs "pod<uid>" and not "kubepods": a private cgroup namespace hides that prefix.
+# The pattern requires "pod<uid>" but not "kubepods", because a private cgroup namespace hides that prefix.
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|[/:]|$)", re.ASCII
 )
@@ -25,15 +25,15 @@ _POD = re.compile(
 def pod_of(text: str) -> str | None:
     r"""Find the pod of a process.
 
-    The last pod of a path counts: a kubelet within a container has an outer one before it. On cgroup v1, any matching
-    line is enough.
+    The last pod of a path counts, because the path of a kubelet within a container starts with an outer pod. On cgroup
+    v1, any matching line is enough.
 
     Args:
         text: Full text of the cgroup file; systemd's escape ``\x2d`` is understood.
 
     Returns:
         Pod UID (with dashes; 32 digits without dashes for a static pod). ``None`` for a process outside every pod, or
-        with a path that does not name its pod.
+        with a path without the UID of its pod.
     """
     paths = (line.split(":", 2)[-1].replace(r"\x2d", "-") for line in text.splitlines())
     pods = next(filter(None, map(_POD.findall, paths)), None)
@@ -43,9 +43,9 @@ def pod_of(text: str) -> str | None:
 Found = TypeVar("Found")
 
 _MOST_BYTES = 1 << 16
-"""More than any file of a process that is read here; the kernel returns such a file in one read."""
+"""Maximum size of the files of a process that are read here; the kernel returns such a file in one read."""
 _MANY = 2048
-"""Number of processes to remember; more than the GPUs of a node have at a time."""
+"""Number of cached processes; more than the GPUs of a node have at a time."""
 # After the last ")" of /proc/<pid>/stat comes field 3, so field 22 is the twentieth word there.
 _START_TIME_WORD = 19
 
@@ -56,7 +56,7 @@ def content(path: str) -> str:
     Raises:
         OSError: The file cannot be read, or the process has ended.
     """
-    # Runs for every process of every sample: half of the system calls of a file object.
+    # Called for every process of every sample; needs half of the system calls of a file object.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
@@ -65,7 +65,7 @@ def content(path: str) -> str:
 
 
 def name_and_start(directory: str) -> tuple[str, str | None]:
-    """Read a process's own name and its start time in clock ticks, which distinguishes processes with the same pid.
+    """Read the name and the start time of a process; the time, in clock ticks, distinguishes uses of the same pid.
 
     Args:
         directory: ``/proc/<pid>``.
@@ -82,7 +82,7 @@ def name_and_start(directory: str) -> tuple[str, str | None]:
 
 
 def sees_host_processes(proc_root: Path) -> bool:
-    """Return whether ``proc_root`` is the host's: only there is process 2 the kernel's thread daemon."""
+    """Return whether ``proc_root`` is that of the host: only there, process 2 is the kernel's thread daemon."""
     try:
         return content(f"{proc_root}/2/comm").strip() == "kthreadd"
     except OSError:
@@ -90,30 +90,30 @@ def sees_host_processes(proc_root: Path) -> bool:
 
 
 class Remembered(Generic[Found]):
-    """Cached data of processes, by pid and start time, as pids are reused.
+    """Caches data of processes by pid and start time, because pids are reused.
 
-    An entry is dropped after thousands of other processes were looked up: its process has ended.
+    An entry is dropped after lookups of thousands of other processes, since its process has ended by then.
 
     Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
-        read: Maps a process's directory and its own name to the data to cache; may raise OSError.
+        proc_root: The host's ``/proc``, or its mount point.
+        read: Returns the data to cache, from the directory and the name of a process; may raise OSError.
     """
 
     def __init__(self, proc_root: Path, read: Callable[[str, str], Found]) -> None:
         self._proc_root = str(proc_root)
         self._read = read
         self._known: dict[int, tuple[str, Found]] = {}
-        """Start time and data by pid, the one that was looked up last at the end."""
+        """Start time and data by pid, in the order of the last lookups."""
 
     def look(self, pid: int) -> Found | None:
         """Look up a process.
 
         Args:
-            pid: In the PID namespace of ``proc_root``.
+            pid: Process id in the PID namespace of ``proc_root``.
 
         Returns:
-            The data of the process; for an ended one the last data, because the driver's samples are from before its
-            end. ``None`` if it is not visible: another PID namespace, or it ended before its first lookup.
+            The data of the process. For an ended process, its last data, because samples of the driver are from before
+            its end. ``None`` if it is not visible: another PID namespace, or it ended before its first lookup.
         """
         directory = f"{self._proc_root}/{pid}"
         name, started = name_and_start(directory)
@@ -132,22 +132,22 @@ class Remembered(Generic[Found]):
         return known[1]
 
     def lives(self, pid: int) -> bool:
-        """Return whether the process that was last looked up under a pid still exists."""
+        """Return whether the process of the last lookup of a pid still exists."""
         known = self._known.get(pid)
         _, started = name_and_start(f"{self._proc_root}/{pid}")
         return started is not None and (known is None or known[0] == started)
 
     def forget(self, pid: int) -> None:
-        """Read a process again at its next lookup: it may still be moved to another cgroup."""
+        """Read a process again at its next lookup, because it may be moved to another cgroup."""
         self._known.pop(pid, None)
 
 
 _POD_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<pod>[^_]+)_(?P<uid>[^_]+)")
 
 MPS_SERVER = "nvidia-cuda-mps"
-"""Start of its name, as long as the kernel keeps it."""
+"""Name of an MPS server's process, cut to the kernel's limit of 15 characters."""
 UNLISTED_USE = "unlisted_use"
-"""Reason of a device without a holder in the kubelet's list, used by a process in a pod's cgroup."""
+"""Reason of a device that a process in a pod uses, although the kubelet lists no holder."""
 PodName = tuple[str, str]
 """Namespace and name."""
 NO_POD = ""
@@ -155,7 +155,7 @@ NO_NAME: PodName = ("", "")
 
 
 HIDDEN_PROCESSES_MEMORY_MIB = 300
-"""More memory than a driver needs for itself on a GPU without processes."""
+"""Memory above which processes must exist; a driver needs less for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +175,9 @@ class Matched:
 
     buckets: tuple[Bucket, ...] = ()
     hidden: bool = False
-    """Whether there are running processes that the driver does not list; then memory by process is unknown."""
+    """Whether the driver does not list some running processes; then the memory by process is unknown."""
     by_mps: bool = False
-    """Whether one MPS server works for several processes; then samples do not identify the process that caused them."""
+    """Whether an MPS server works for several processes; then samples do not identify their process."""
 
     @property
     def unattributed(self) -> tuple[ProcessUse, ...]:
@@ -186,9 +186,9 @@ class Matched:
 
 
 def hides_processes(processes: Sequence[ProcessUse], values: Mapping[Field, int | float]) -> bool:
-    """Return whether processes run that the list does not contain, as in a PID namespace other than the host's.
+    """Return whether the list lacks running processes, for example in a PID namespace other than the host's.
 
-    This is so if no listed process runs while memory is in use and samples keep coming.
+    This is the case if no listed process runs while more memory is in use than the driver needs.
 
     Args:
         processes: Processes that the driver lists and samples on a device.
@@ -202,7 +202,7 @@ class ProcessLookup(ABC):
     """Finds the holder of a process: a pod, or a job or user in its place.
 
     Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
+        proc_root: The host's ``/proc``, or its mount point.
     """
 
     def __init__(self, proc_root: Path) -> None:
@@ -213,32 +213,32 @@ class ProcessLookup(ABC):
         """Look up the pod of a process.
 
         Args:
-            pid: In the PID namespace of ``proc_root``.
+            pid: Process id in the PID namespace of ``proc_root``.
 
         Returns:
-            The pod's UID, ``NO_POD`` for a process outside every pod, ``None`` if it is not visible (another PID
-            namespace, or it ended before its first lookup). An ended process keeps the pod that was found before.
+            UID of the pod; ``NO_POD`` for a process outside every pod; ``None`` if the process is not visible (another
+            PID namespace, or it ended before its first lookup). An ended process keeps the pod of an earlier lookup.
         """
 
     @abstractmethod
     def name_of(self, uid: str) -> PodName | None:
-        """Return namespace and name of a pod; ``NO_NAME`` if there is no such pod, ``None`` if it is not known."""
+        """Return namespace and name of a pod; ``NO_NAME`` if no such pod exists, ``None`` if unknown."""
 
     @abstractmethod
     def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return a pod's UID; ``None`` if it is not known."""
+        """Return the UID of a pod; ``None`` if unknown."""
 
     def command_of(self, pid: int) -> str:
-        """Read a process's own name, at most 15 characters; empty if the process is not visible."""
+        """Read the name of a process, at most 15 characters; empty if the process is not visible."""
         return name_and_start(f"{self._proc_root}/{pid}")[0]
 
 
 class PodLookup(ProcessLookup):
-    """Finds the pods of processes by their cgroups, and their names by the kubelet's log directories; no API needed.
+    """Finds pods of processes by cgroup, and names of pods by the kubelet's log directories, without the API.
 
     Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
-        pod_log_root: ``/var/log/pods`` of the host, or where it is mounted; with ``<namespace>_<pod>_<uid>``.
+        proc_root: The host's ``/proc``, or its mount point.
+        pod_log_root: The host's ``/var/log/pods``, or its mount point; contains ``<namespace>_<pod>_<uid>``.
     """
 
     def __init__(self, proc_root: Path, pod_log_root: Path) -> None:
@@ -258,14 +258,14 @@ class PodLookup(ProcessLookup):
         return uid
 
     def name_of(self, uid: str) -> PodName | None:
-        """Look up a pod's name.
+        """Look up the name of a pod.
 
         Args:
             uid: UID as written in the pod's cgroup path.
 
         Returns:
-            Namespace and pod name; ``NO_NAME`` where the directory is readable and has no such pod; ``None`` where it
-            cannot be read, or where two pods with one name exist and only one of them can be alive.
+            Namespace and pod name. ``NO_NAME`` if the directory is readable and has no such pod. ``None`` if it cannot
+            be read, or if two pods with this name exist, of which only one can be alive.
         """
         if not self._follow(uid):
             return None
@@ -273,23 +273,23 @@ class PodLookup(ProcessLookup):
         return name if name == NO_NAME or len(self._uids[name]) == 1 else None
 
     def uid_of(self, namespace: str, pod: str) -> str | None:
-        """Return a pod's UID, which distinguishes a recreated pod (StatefulSet) from the earlier one of its name.
+        """Return the UID of a pod, which distinguishes a recreated pod (StatefulSet) from its predecessor.
 
         Returns:
-            The UID; ``None`` where there is no directory of that name, or several.
+            The UID; ``None`` without a directory of that name, or with several.
         """
         uids = self._uids.get((namespace, pod), []) if self._follow() else []
         return uids[0] if len(uids) == 1 else None
 
     def _follow(self, uid: str = "") -> bool:
-        """Read the log directory if it has changed, or for a new unknown UID; return whether it can be read."""
+        """Read the log directory after a change, or for a new unknown UID; return whether it can be read."""
         try:
             changed_ns = self._log_root.stat().st_mtime_ns
             if changed_ns != self._changed_ns:
                 self._missed.clear()
                 self._read()
             if uid and uid not in self._names and uid not in self._missed:
-                self._read()  # a directory created right after the last scan can leave the time of change as it is
+                self._read()  # a directory created just after the last scan may not change the time of change
                 self._missed.add(uid)
         except OSError:
             self._changed_ns = None
@@ -321,17 +321,17 @@ def match(
         holders: Holders of the device.
         processes: Processes that the driver lists on the device.
         lookup: Finds pods by process and by UID.
-        hidden: As ``hides_processes`` returns it.
+        hidden: Result of ``hides_processes``.
 
     Returns:
-        The processes by holder. An ended process of a pod that no longer holds the device is left out: with it, the
-        next pod on the device would look idle until the next samples.
+        The processes by holder, without ended processes of pods that no longer hold the device. With them, the next
+        pod on the device would look idle until the next samples.
     """
     uids = [lookup.pod_uid(process.pid) for process in processes]
     blind = all(uid is None for uid in uids)
     by_pod: dict[str | None, list[ProcessUse]] = {}
     for process, uid in zip(processes, uids, strict=True):
-        # A busy process that has ended may be of any holder: short processes of a launcher, for example.
+        # A busy process that has ended can belong to any holder, for example a short process of a launcher.
         is_holderless = uid is None and not blind and not process.busiest_ratio
         by_pod.setdefault(NO_POD if is_holderless else uid, []).append(process)
     buckets: list[Bucket] = []
@@ -357,7 +357,7 @@ def _holders_of(uid: str | None, holders: Sequence[Holder], lookup: ProcessLooku
     if uid == NO_POD:
         return (), True
     by_uid = tuple(holder for holder in holders if holder.pod_uid == uid)
-    # A holder with another UID does not match by name: the pod may be new under that name.
+    # A holder with another UID does not match by name, because the pod may be a new one with that name.
     nameless = () if by_uid else tuple(holder for holder in holders if holder.pod_uid is None)
     if not nameless:
         return by_uid, True
@@ -368,7 +368,7 @@ def _holders_of(uid: str | None, holders: Sequence[Holder], lookup: ProcessLooku
 
 
 def with_unlisted_uses(attribution: Attribution, reading: Reading, lookup: ProcessLookup) -> Attribution:
-    """Return an attribution with the pods that use a device without a holder in the kubelet's list, as unresolved.
+    """Return an attribution with unresolved entries for pods that use a device for which no holder is listed.
 
     The kubelet does not list ordinary init containers, but their devices stay allocated until their pod ends.
 
@@ -390,7 +390,7 @@ def with_unlisted_uses(attribution: Attribution, reading: Reading, lookup: Proce
 def _pods_among(processes: Sequence[ProcessUse], lookup: ProcessLookup) -> dict[str, None]:
     """Return the UIDs of the pods with a running process, each once."""
     uids = {process.pid: lookup.pod_uid(process.pid) for process in processes if not process.ended}
-    # The server of MPS works for others and holds nothing.
+    # An MPS server works for other processes and holds nothing.
     return {uid: None for pid, uid in uids.items() if uid and lookup.command_of(pid) != MPS_SERVER}
 
 

@@ -12,11 +12,11 @@ DEVICE_PLUGIN = "device-plugin"
 DRA = "dra"
 """Source of a holder that the kubelet lists with a claim."""
 ANNOTATION = "annotation"
-"""Source of a holder that only its pod's annotations name."""
+"""Source of a holder that only the annotations of its pod name."""
 SLURM, SLURM_PROCESS, HOST = "slurm", "slurm-process", "host"
 """Resource names of devices outside Kubernetes."""
 SOURCES: Mapping[str, str] = {SLURM: "job-mapping", SLURM_PROCESS: "process", HOST: "process"}
-"""Sources of their holders by resource name."""
+"""Sources of holders outside Kubernetes, by resource name."""
 
 WHOLE_WITHIN_ROUNDING = 1.0 + 1e-9
 
@@ -28,17 +28,17 @@ HolderName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """The part of a device that a pod requested and received."""
+    """Part of a device that a pod has requested and received."""
 
     memory_bytes: int = 0
-    """Part of the GPU's memory in bytes; 0 is unlimited, as is a ratio of 0."""
+    """Part of the memory of the GPU in bytes; 0 is unlimited, like a ratio of 0."""
     ratio: float = 0.0
 
     def part(self, device_bytes: int | None) -> tuple[float, bool] | None:
-        """Return the part of the device, 0..1, and whether it is estimated; ``None`` if it is not known.
+        """Return the part of the device, 0..1, and whether it is estimated; ``None`` if unknown.
 
         Args:
-            device_bytes: Memory of the GPU in bytes, ``None`` if the driver does not report it.
+            device_bytes: Memory of the GPU in bytes; ``None`` if the driver does not report it.
         """
         lacks_whole = self.memory_bytes > 0 and not device_bytes
         if lacks_whole and self.ratio <= 0:
@@ -51,30 +51,30 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One device of one container, before the device is resolved."""
+    """One device of one container, before the search for the device."""
 
     holder: HolderName
     resource: str
     source: str
     device_id: str
-    """Text that is shown where the id cannot be resolved."""
+    """Text that is shown if the id cannot be resolved."""
     parsed: ParsedId
     share_id: str | None = None
     claim: str = ""
-    """DRA: containers that name the same claim hold its devices together."""
+    """DRA claim; containers with the same claim hold its devices together."""
     declared: Declared | None = None
-    """The declared part; ``None`` is the whole device, or a replica if the id names one."""
+    """Declared part; ``None`` is the whole device, or a replica if the id has a replica number."""
     is_placeholder: bool = False
     """Whether the held device may differ from the device that the id names."""
 
     @property
     def is_replica(self) -> bool:
-        """Whether this is one of the replicas that a device is divided into."""
+        """Whether the entry is a replica of a device."""
         return self.parsed.replica is not None and self.declared is None
 
 
 def undecided(parsed: ParsedId, reason: str) -> ParsedId:
-    """Resolve an id to devices; on failure record the reason."""
+    """Return a parsed id without its device, with a reason."""
     return replace(parsed, kind=IdKind.UNKNOWN, reason=reason)
 
 
@@ -83,11 +83,11 @@ class ReplicaCount(NamedTuple):
 
     number: int
     is_known: bool
-    """Whether the kubelet advertises it or once did; otherwise it is that of other devices or of the held replicas."""
+    """Whether the kubelet advertises or has advertised it; otherwise it is from other devices or held replicas."""
 
 
 ReplicaCounts = Mapping[ReplicaKey, ReplicaCount]
-"""Counts by device UUID and resource; an unknown one is absent."""
+"""Counts by device UUID and resource; an unknown count is absent."""
 
 
 def replica_counts(
@@ -98,19 +98,20 @@ def replica_counts(
 ) -> ReplicaCounts:
     """Count the replicas of each device.
 
-    A device that is unhealthy, or with a restarting plugin, is not advertised: its last count is remembered. If that is
-    unknown too, the count is that of the resource's other devices if those agree: device plugins divide all devices
-    of a resource alike. An old kubelet advertises none: there the held replica numbers give a lower bound.
+    The kubelet does not advertise an unhealthy device, or a device whose plugin restarts, so its last count is used. If
+    that is unknown, the count is that of the other devices of the resource, if these agree, because device plugins
+    divide all devices of a resource alike. An old kubelet advertises no devices: the held replica numbers then give a
+    lower bound.
 
     Args:
         advertised: Resource and id of each device of ``GetAllocatableResources``; ``None`` for a kubelet without it.
         entries: All devices that containers hold.
-        inventory: The devices of the node; the counts of others are forgotten unless they are held.
-        remembered: Counts advertised before, by (device UUID, resource).
+        inventory: The devices of the node; counts of other devices are dropped unless they are held.
+        remembered: Earlier advertised counts, by (device UUID, resource).
     """
     numbers = inventory.replicas((one.resource, one.parsed) for one in entries if one.declared is None)
     remembered = {key: count for key, count in remembered.items() if key in numbers or inventory.may_have(key[0])}
-    # Replicas are numbered from 0, and a plugin may report a single replica of a GPU as unhealthy.
+    # Numbers of replicas start at 0, and a plugin may report a single replica of a GPU as unhealthy.
     now = {key: max(seen) + 1 for key, seen in inventory.replicas(advertised or ()).items()}
     others: dict[str, set[int]] = {}
     for (_, resource), count in now.items():
@@ -129,17 +130,17 @@ def replica_counts(
 
 
 class _Part(NamedTuple):
-    """One entry's part of its device."""
+    """Part of the device that one entry has."""
 
     ratio: float | None
-    """0..1; ``None`` is a part of the rest that no entry declares."""
+    """Part of the device, 0..1; ``None`` for an equal part of the rest that no entry declares."""
     is_certain: bool
     is_shared: bool
-    """Whether others may hold the rest."""
+    """Whether other holders may have the rest."""
 
 
 def divide(uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, inventory: Inventory) -> list[Holder]:
-    """Divide one device among the containers that hold it.
+    """Divide one device among its holders.
 
     Args:
         uuid: The device.
@@ -163,7 +164,7 @@ def divide(uuid: str, entries: Sequence[Entry], counts: ReplicaCounts, inventory
     for name, group in grouped.items():
         namespace, pod, container = name
         first, ratio = group[0][0], weights[name] / excess
-        # A replica of an instance is both an instance and shared; shared takes precedence.
+        # A replica of an instance has the mode shared, not mig.
         shared = len(grouped) > 1 or any(part.is_shared for _, part in group)
         holder = Holder(
             namespace=namespace,
@@ -187,7 +188,7 @@ def _part(uuid: str, entry: Entry, counts: ReplicaCounts, device_bytes: int | No
     if declared:
         ratio, estimated = declared
         return _Part(ratio, is_certain=not estimated, is_shared=ratio * WHOLE_WITHIN_ROUNDING < 1)
-    if entry.share_id is not None:  # the kubelet's answer does not contain a share's part of the device's capacity
+    if entry.share_id is not None:  # the kubelet does not report the part of a share in the device's capacity
         return _Part(None, is_certain=False, is_shared=True)
     count = counts.get((uuid, entry.resource))
     if entry.parsed.replica is None or count is None:
@@ -196,7 +197,7 @@ def _part(uuid: str, entry: Entry, counts: ReplicaCounts, device_bytes: int | No
 
 
 def _weights(grouped: Mapping[HolderName, Sequence[tuple[Entry, _Part]]]) -> dict[HolderName, float]:
-    """Return each holder's part before it is fitted into the device; holders without a declared part share the rest."""
+    """Return the part of each holder before it is limited to the device; the rest is divided among undeclared parts."""
     users: dict[tuple[str, str | None], set[HolderName]] = {}
     for holder, group in grouped.items():
         for entry, _ in group:

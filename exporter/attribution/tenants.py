@@ -20,24 +20,24 @@ _REAL_USER = re.compile(r"^Uid:\s+([0-9]{1,10})(?=\s|$)", re.ASCII | re.MULTILIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProcess:
-    """One process, as it was when it was first read."""
+    """One process at its first read."""
 
     command: str
-    """Name of its program, at most 15 bytes; the process may have changed it."""
+    """Name of the program, at most 15 bytes; the process can change it."""
     cgroup: str
-    """Full text of its cgroup file."""
+    """Full text of the cgroup file."""
     user_id: int | None
-    """Real user id in the user namespace of the agent; ``None`` where the kernel does not report it."""
+    """Real user id in the user namespace of the agent; ``None`` if the kernel does not report it."""
 
 
 class UserNames:
-    """Names of the host's users, from its own passwd file.
+    """Finds names of the host's users in its passwd file.
 
     The file is read through the root directory of the host's first process, because a container has its own users.
-    Directory services such as LDAP are not queried: that can take seconds.
+    Directory services such as LDAP are not queried, because a query can take seconds.
 
     Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
+        proc_root: The host's ``/proc``, or its mount point.
     """
 
     def __init__(self, proc_root: Path) -> None:
@@ -46,11 +46,11 @@ class UserNames:
         self._changed_ns: int | None = None
 
     def name_of(self, user_id: int) -> str:
-        """Return a user's name, or ``uid-<number>`` where the file does not list the user or cannot be read."""
+        """Return the name of a user, or ``uid-<number>`` if the file does not list the user or cannot be read."""
         return self._names.get(user_id) or f"uid-{user_id}"
 
     def follow(self) -> None:
-        """Read the file again if it has changed; keep the last names if that fails."""
+        """Read the file after a change; keep the last names if that fails."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
             if changed_ns == self._changed_ns:
@@ -66,7 +66,7 @@ class UserNames:
 
 
 def host_process(directory: str, name: str) -> HostProcess:
-    """Read a process from its directory, given its own name.
+    """Read a process from its directory.
 
     Raises:
         OSError: The directory cannot be read.
@@ -75,7 +75,7 @@ def host_process(directory: str, name: str) -> HostProcess:
 
 
 def _real_user(path: str) -> int | None:
-    # Not the owner of /proc/<pid>: that is root for a process that is not dumpable.
+    # Not the owner of /proc/<pid>, which is root for a process that is not dumpable.
     try:
         found = _REAL_USER.search(content(path))
     except OSError:
@@ -84,7 +84,7 @@ def _real_user(path: str) -> int | None:
 
 
 UNNAMED: Final = "/"
-"""Name in place of a tenant that cannot be identified; no tenant has it."""
+"""Name for a tenant that cannot be identified; no tenant has this name."""
 
 RENEW_SECONDS = 5.0
 """Interval after which an unchanged answer is published again and files are read again."""
@@ -93,39 +93,39 @@ _TENANTS_LIMIT = 4096
 
 
 class TenantSource(ProcessLookup):
-    """Reports holders without a kubelet, in the form of a kubelet's answer, and remembers recent holders.
+    """Reports holders without a kubelet, in the form of a kubelet's answer, and stores recent holders.
 
-    A tenant is a possible holder: a job, a unit or a user. Its name takes the place of a pod's name and UID.
+    A tenant is a possible holder: a job, a unit or a user. Its name replaces the name and UID of a pod.
 
     Args:
-        proc_root: The host's ``/proc``, or where it is mounted.
+        proc_root: The host's ``/proc``, or its mount point.
     """
 
     manager: ClassVar[str]
-    """Workload manager, as the option names it; the namespace of its tenants."""
+    """Workload manager, a value of the option; also the namespace of its tenants."""
     resource: str
     """Resource name of the held devices."""
     unnamed_problem: ClassVar[str] = ""
-    """Why tenants cannot be identified and how to fix it; shown after the names of their GPUs."""
+    """Reason for unidentified tenants, and the fix; shown after the names of their GPUs."""
 
     def __init__(self, proc_root: Path) -> None:
         super().__init__(proc_root)
         self._processes = Remembered(proc_root, host_process)
         self._users = UserNames(proc_root)
         self._facts: dict[str, PodFacts] = {}
-        """Owners of tenants by name, the tenant that was seen last at the end."""
+        """Owners of tenants by name, in the order in which they were last seen."""
         self._running: dict[str, Mapping[int, str]] = {}
-        """Tenants by pid and UUID of the device."""
+        """Tenants by UUID of the device and pid."""
         self._read_at: float | None = None
         self.latest: Allocations | None = None
         """The newest answer; ``None`` before the first."""
         self.problem = ""
-        """The problem and its fix in one line; empty if there is none."""
+        """Problem and fix in one line; empty without a problem."""
         self.errors: Counter[str] = Counter()
         """Errors since start by reason."""
 
     def observe(self, reading: Reading, now: float) -> None:
-        """Process the newest reading at a Unix time, and read files again after some seconds."""
+        """Process the newest reading at a Unix time; read files again every ``RENEW_SECONDS``."""
         due = self._read_at is None or not 0 <= now - self._read_at < RENEW_SECONDS
         if due:
             self._read_at = now
@@ -137,10 +137,10 @@ class TenantSource(ProcessLookup):
 
     @abstractmethod
     def _tenant_of(self, pid: int) -> str | None:
-        """Return the tenant of a process: ``NO_POD`` for no tenant, ``UNNAMED``, or ``None`` if it is not visible."""
+        """Return the tenant of a process; ``NO_POD`` without one, or ``UNNAMED``; ``None`` if it is not visible."""
 
     def pod_uid(self, pid: int) -> str | None:
-        """Return the name of a process's tenant."""
+        """Return the name of the tenant of a process."""
         tenant = self._tenant_of(pid)
         return None if tenant == UNNAMED else tenant
 
@@ -153,11 +153,11 @@ class TenantSource(ProcessLookup):
         return pod if namespace == self.manager and pod in self._facts else None
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner facts of a tenant; ``None`` for an unknown one."""
+        """Return the owner facts of a tenant; ``None`` for an unknown tenant."""
         return self._facts.get(pod) if namespace == self.manager else None
 
     def _enter(self, tenant: str, facts: PodFacts) -> None:
-        """Store the newest facts of a tenant; when there are too many, drop the one not seen for the longest time."""
+        """Store the newest facts of a tenant; above the limit, drop the tenant that was last seen first."""
         self._facts.pop(tenant, None)
         self._facts[tenant] = facts
         if len(self._facts) > _TENANTS_LIMIT:
@@ -169,8 +169,8 @@ class TenantSource(ProcessLookup):
         Args:
             held: Tenants by device UUID.
             now: Unix time.
-            doubtful: Devices with an unidentifiable holder: UUIDs, or words that are not device ids. The join leaves
-                them unresolved; with such words, it calls no device free.
+            doubtful: Devices with an unidentified holder: UUIDs, or words that are not device ids. The join does not
+                resolve them; with such words, it reports no device as free.
         """
         devices: dict[str, list[str]] = {}
         for uuid, tenants in held.items():
@@ -193,8 +193,8 @@ class TenantSource(ProcessLookup):
     def _observe_processes(self, reading: Reading, now: float) -> None:
         """Derive the holders of each device from its processes.
 
-        The driver lists no processes for a GPU that is lost or waits for a reset: its holders stay while one of their
-        processes lives. If a working GPU does not list its processes, the last answer stays and ages.
+        The driver lists no processes for a GPU that is lost or waits for a reset. Its holders stay while one of their
+        processes exists. If the processes of a working GPU are not listed, the last answer stays and becomes older.
         """
         running: dict[str, Mapping[int, str]] = {}
         unlisted: dict[str, None] = {}
@@ -226,7 +226,7 @@ class TenantSource(ProcessLookup):
         self._publish(held, now, tuple(unnamed))
 
     def _tenants(self, processes: tuple[ProcessUse, ...] | None) -> Mapping[int, str] | None:
-        """Return the tenants by pid, or ``None`` if there are processes and none of them can be identified."""
+        """Return the tenants by pid; ``None`` if processes exist and none of them can be identified."""
         if processes is None:
             return None
         found = {process.pid: self._tenant_of(process.pid) for process in processes}
@@ -237,30 +237,30 @@ class TenantSource(ProcessLookup):
 
 
 def processes_of(device: DeviceReading) -> tuple[ProcessUse, ...] | None:
-    """Return the processes of a device; ``None`` where their list is missing or hides some."""
+    """Return the processes of a device; ``None`` if their list is missing or incomplete."""
     listed = device.processes
     return None if listed is None or hides_processes(listed, device.values) else listed
 
 
 def allocatable(gpu: GpuReading) -> tuple[DeviceReading, ...]:
-    """Return the allocatable devices of a GPU; for a GPU in MIG mode these are only its instances."""
+    """Return the allocatable devices of a GPU; for a GPU in MIG mode, only its instances."""
     return gpu.instances if gpu.gpu.mig_enabled else gpu.devices
 
 
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=\.scope|/|$)", re.ASCII)
 _LOGIN = re.compile(r"/user-(?P<user>[0-9]{1,10})\.slice(?=/|$)", re.ASCII)
 _MANAGER = re.compile(r"user@[0-9]+\.service", re.ASCII)
-# Named by systemd-run or by a desktop, differently at each start: the names do not identify an owner.
+# Names from systemd-run or a desktop differ at each start, so they do not identify an owner.
 _TRANSIENT = re.compile(r"(?:run-[rup]?[0-9a-f]+(?:-i[0-9]+)?|app-.*)\.service", re.ASCII)
 _ID_SHOWN = 12
-# Services of the driver and the display while root runs them: they use a GPU on behalf of others.
+# Services of the driver and the display, if root runs them: they use a GPU on behalf of others.
 _INFRASTRUCTURE = frozenset(
     {"Xorg", "Xwayland", "nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "dcgm-exporter"}
 )
 
 
 class HostUsers(TenantSource):
-    """Track the holders of devices on a host without a workload manager."""
+    """Tracks the holders of devices on a host without a workload manager."""
 
     manager = "host"
     resource = HOST
@@ -276,8 +276,8 @@ class HostUsers(TenantSource):
         if kind == "User":
             name = user
         elif user:
-            name = f"{user}/{name}"  # two users may have units with the same name
-        # Known by name and not by user id: the name can become known later than the id.
+            name = f"{user}/{name}"  # two users can have units with the same name
+        # The key is the name, not the user id, because the name can become known later.
         if name not in self._facts:
             self._enter(name, PodFacts(owner=Owner(namespace=self.manager, kind=kind, name=name, team=user)))
         return name
@@ -287,9 +287,9 @@ def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
     """Return the owner of a process.
 
     Returns:
-        Kind, name and user id. ``Container`` has the first digits of its id and ``SystemdUnit`` its name, both with
-        the user if they belong to one. Otherwise ``User`` without a name: the login user or the process's user. An
-        empty kind if the user is not known either.
+        Kind, name and user id. ``Container`` has the first digits of its id as name, ``SystemdUnit`` its name, both
+        with the user if they belong to a user. Otherwise ``User`` without a name: the login user or the user of the
+        process. The kind is empty if the user is unknown too.
     """
     for line in process.cgroup.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -298,7 +298,7 @@ def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
         login = _LOGIN.search(path)
         user_id = int(login["user"]) if login else None
         if container := _CONTAINER.search(path):
-            return "Container", container[1][:_ID_SHOWN], user_id  # below a user's slice, the user chooses the names
+            return "Container", container[1][:_ID_SHOWN], user_id  # users choose the names in their slices
         for part in reversed(path.split("/")):
             if part.endswith(".service") and not _MANAGER.fullmatch(part) and not _TRANSIENT.fullmatch(part):
                 return "SystemdUnit", part, user_id
@@ -307,14 +307,14 @@ def tenant_of(process: HostProcess) -> tuple[str, str, int | None]:
     return ("User", "", process.user_id) if process.user_id is not None else ("", "", None)
 
 
-# A step after the id ("1234.batch") is part of the job; a part of an array ("1234_7") or heterogeneous job is a job.
+# A step ("1234.batch") is part of a job. An element of an array ("1234_7") or heterogeneous job is a separate job.
 _MAPPED_JOB = re.compile(r"([0-9]{1,18}(?:[_+][0-9]{1,9})?)(?:\.[0-9A-Za-z_.-]{1,64})?", re.ASCII)
 _FILE_NAME = re.compile(r"(?P<gpu>[0-9]{1,4})(?:\.(?P<instance>[0-9]{1,4}))?", re.ASCII)
 _FILE_LIMIT_BYTES = 65_536
 _JOBS_LIMIT = 256
 
 Place = tuple[int, int | None]
-"""Index of a GPU, and id of a GPU instance on it or ``None`` for the whole GPU."""
+"""Index of a GPU, and id of a GPU instance on it; ``None`` for the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +338,7 @@ def read_mapping(directory: Path) -> Mapped:
     for path in sorted(directory.iterdir()):
         named = _FILE_NAME.fullmatch(path.name)
         if named is None:
-            continue  # an editor's backup, a lock, or a file that is written first and renamed later
+            continue  # a backup of an editor, a lock, or a file that is renamed after the write
         place = int(named["gpu"]), int(named["instance"]) if named["instance"] else None
         try:
             found = _jobs(path)
@@ -355,7 +355,7 @@ def read_mapping(directory: Path) -> Mapped:
 
 
 def _jobs(path: Path) -> tuple[str, ...] | None:
-    """Return the ids, each once; ``None`` if a line is not a job id."""
+    """Return the job ids of a file, each once; ``None`` if a line is not a job id."""
     with path.open("rb") as file:
         text = file.read(_FILE_LIMIT_BYTES + 1)
     lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
@@ -367,7 +367,7 @@ def _jobs(path: Path) -> tuple[str, ...] | None:
 
 
 TEAM_PATIENCE_SECONDS = 60.0
-"""Maximum time for which the owner of a mapped job waits for its first process on a GPU, which identifies its user."""
+"""Maximum wait for the first process of a mapped job on a GPU, which identifies the user of the job."""
 
 SLUID_PROBLEM = (
     "Slurm names the cgroups of jobs by SLUID, not by job id, so the jobs that run there are not known; "
@@ -384,9 +384,9 @@ class SlurmJobs(TenantSource):
     """Tracks the holders of the devices of a Slurm node.
 
     Args:
-        mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job's id per
-            line; only it names holders then. ``None``: every job with a process on a device in its cgroup.
-        proc_root: The host's ``/proc``, or where it is mounted.
+        mapping_dir: Directory of files ``0`` or ``2.1`` (index of a GPU, id of a GPU instance) with a job id per line;
+            only these jobs are holders. ``None``: the holders are the jobs whose cgroups have a process on a device.
+        proc_root: The host's ``/proc``, or its mount point.
     """
 
     manager = "slurm"
@@ -411,7 +411,7 @@ class SlurmJobs(TenantSource):
             self._publish_mapped(self._mapped, reading, now, due=due)
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner facts of a job; ``None`` for an unknown job, and for a short time until a job runs."""
+        """Return the owner facts of a job; ``None`` for an unknown job, and for a short time before a job runs."""
         facts = super().facts(namespace, pod)
         since = self._mapped_since.get(pod)
         waits = since is not None and 0 <= (self._read_at or 0.0) - since < TEAM_PATIENCE_SECONDS
@@ -421,7 +421,7 @@ class SlurmJobs(TenantSource):
         process = self._processes.look(pid)
         if process is None:
             return None
-        # Only lines that root must have named: below a user's slice, users can name cgroups like jobs.
+        # Only lines with names from root, because users can name cgroups in their slices like jobs.
         lines = [line for line in process.cgroup.splitlines() if "/user.slice/" not in line]
         match = next(filter(None, map(_JOB.search, lines)), None)
         if match is None and any(map(_SLUID.search, lines)):
@@ -432,7 +432,7 @@ class SlurmJobs(TenantSource):
         return self._tenant(match["job"], self._team(match["user"], process))
 
     def _tenant(self, job: str, team: str) -> str:
-        """Return the tenant of a job, with its team from the time when that is first known."""
+        """Return the tenant of a job, and store its team when it becomes known."""
         name = f"job-{job}"
         known = self._facts.get(name)
         if known is None or (team and not known.owner.team):
@@ -441,7 +441,7 @@ class SlurmJobs(TenantSource):
         return name
 
     def _team(self, named_user: str | None, process: HostProcess) -> str:
-        # A process of a prolog or a launcher within the job can belong to root; the job does not.
+        # A process of a prolog or a launcher in the job can belong to root, unlike the job.
         user = int(named_user) if named_user else process.user_id
         return self._users.name_of(user) if user else ""
 
@@ -477,7 +477,7 @@ class SlurmJobs(TenantSource):
     ) -> tuple[dict[str, list[str]], list[str]]:
         """Return the mapped jobs by UUID of their device, and the places without a device.
 
-        A job keeps the GPU that its file named first: an index can pass to another GPU when one is lost.
+        A job keeps the GPU that its file named first, because an index can change to another GPU after a loss.
         """
         gpus = {gpu.uuid: gpu for gpu in reading.gpus}
         there = {gpu.gpu.index: gpu for gpu in reading.gpus if gpu.state is not DeviceState.MISSING}

@@ -1,4 +1,4 @@
-"""Reads shares that a scheduler wrote into pod annotations: HAMi, volcano and KAI."""
+"""Reads the shares that schedulers write into pod annotations: HAMi, volcano and KAI."""
 
 import json
 import re
@@ -17,11 +17,11 @@ VOLCANO_DEVICES: Final = "volcano.sh/vgpu-ids-new"
 
 _VOLCANO_VGPU = "volcano.sh/vgpu-"
 _UNREADABLE_PREFIXES = ("volcano.sh/gpu-", "aliyun.com/", "tencent.com/")
-"""Resources with annotations that are not read."""
+"""Prefixes of resources whose annotations are not read."""
 _NUMBER = r"[0-9]{1,9}"
 _DEVICE = re.compile(rf"(?P<uuid>[^,]+),[^,]*,(?P<memory>{_NUMBER}),(?P<cores>{_NUMBER})(?:,.*)?", re.ASCII)
 _NO_DEVICE = re.compile(r",[^,]*,0,0(?:,.*)?", re.ASCII)
-"""Element that some versions of HAMi write for a container without a GPU, and others do not."""
+"""Element that some versions of HAMi write for a container without a GPU."""
 _PART_OF_GPU = re.compile(r"(?P<gpu>GPU-[0-9a-fA-F-]{36})\[.*\]", re.ASCII)
 _COUNT = "volcano.sh/vgpu-number"
 _UUID_KINDS = (IdKind.GPU, IdKind.MIG, IdKind.LEGACY_MIG)
@@ -36,9 +36,9 @@ class _Device(NamedTuple):
 
 
 def is_annotated(devices: DeviceIds, pod: PodMetadata | None) -> bool:
-    """Return whether the devices of one resource of a container are named by an annotation and not by their ids.
+    """Return whether an annotation, not the ids, names the devices of one resource of a container.
 
-    A plain UUID of a whole GPU counts as is; no annotation of a pod changes it.
+    A plain UUID of a whole GPU is always valid; no annotation changes it.
     """
     if not devices.ids:
         return False
@@ -52,8 +52,8 @@ def entries(annotated: Mapping[HolderName, Sequence[DeviceIds]], pod: PodMetadat
     """Yield the entries of one pod's containers by its annotations.
 
     Args:
-        annotated: By container, in the kubelet's order: the ids that satisfy ``is_annotated``.
-        pod: The pod; ``None`` if it is not known.
+        annotated: Ids that satisfy ``is_annotated``, by container in the kubelet's order.
+        pod: The pod; ``None`` if unknown.
     """
     annotations: Mapping[str, str] = pod.annotations if pod else {}
     by_key: dict[str, list[tuple[Entry, int]]] = {}
@@ -87,8 +87,8 @@ def _key_of(resource: str) -> str:
 
 
 def _placeholder(holder: HolderName, group: Sequence[DeviceIds]) -> tuple[Entry, int]:
-    """Return an entry for the resources of one container that belong to one annotation, and its number of devices."""
-    # For a request of memory alone, volcano allocates one GPU, with as many ids as units of memory.
+    """Return an entry for the resources of a container that belong to one annotation, and the number of devices."""
+    # For a request of only memory, volcano allocates one GPU, with one id per unit of memory.
     numbers = [devices for devices in group if devices.resource == _COUNT]
     counted = numbers or [devices for devices in group if not devices.resource.startswith("volcano.sh/")]
     shown = (counted or group)[0]
@@ -106,7 +106,7 @@ def _read_vgpus(text: str, annotations: Mapping[str, str], counts: Sequence[int]
     """Parse HAMi's form: containers end with ``;``, devices with ``:``, each ``UUID,type,MiB,cores in percent``.
 
     Raises:
-        ValueError: The text has another form, or other containers than the kubelet lists.
+        ValueError: The text has another form, or its containers are not those of the kubelet's list.
     """
     elements = [
         [_device(one) for one in element.split(":") if one and not _NO_DEVICE.fullmatch(one)]
@@ -118,7 +118,7 @@ def _read_vgpus(text: str, annotations: Mapping[str, str], counts: Sequence[int]
 
 
 def _aligned(elements: list[list[_Device]], counts: Sequence[int]) -> list[list[_Device]]:
-    """Match the elements to containers from the end: ordinary init containers come first and are not listed."""
+    """Match the elements with containers from the end, because unlisted ordinary init containers come first."""
     if len(elements) == len(counts) == 1:
         return elements
     found: list[list[_Device]] = []
@@ -137,7 +137,7 @@ def _device(text: str) -> _Device:
     if match is None:
         raise ValueError(f"{text[:80]!r} is not a device")
     parsed = _named(match["uuid"])
-    # A container holds an instance whole: the figures are those of the instance.
+    # A container always holds a whole instance; the numbers describe the instance.
     whole = parsed.kind is not IdKind.GPU
     declared = Declared(memory_bytes=int(match["memory"]) * MIB, ratio=int(match["cores"]) / 100)
     return _Device(match["uuid"], parsed, None if whole else declared)
@@ -145,7 +145,7 @@ def _device(text: str) -> _Device:
 
 def _named(uuid: str) -> ParsedId:
     parsed = parse("", uuid)
-    # Another form may identify a device in an unknown way: HAMi once wrote GPU-...[1-0] for an instance.
+    # The meaning of other forms is unknown; a version of HAMi wrote GPU-...[1-0] for an instance.
     if parsed.kind in _UUID_KINDS and parsed.replica is None:
         return parsed
     part = _PART_OF_GPU.fullmatch(uuid)
@@ -189,9 +189,9 @@ FRACTION: Final = "gpu-fraction"
 MEMORY: Final = "gpu-memory"
 CONTAINER: Final = "gpu-fraction-container-name"
 KEYS: Final = frozenset({HAMI_DEVICES, HAMI_INSTANCES, VOLCANO_DEVICES, FRACTION, MEMORY, CONTAINER})
-"""Annotations that are read."""
+"""Keys of the annotations that are read."""
 GROUP: Final = "runai-gpu-group"
-"""Label of a reservation pod and of the pods with fractions of its GPU; with several GPUs, ``<this>/<group>``."""
+"""Label of a reservation pod and of the pods with fractions of its GPU; for several GPUs, ``<label>/<group>``."""
 RESOURCE: Final = "gpu-fraction"
 
 _RATIO = re.compile(r"[0-9]{0,9}(?:\.[0-9]{0,18})?", re.ASCII)
@@ -199,7 +199,7 @@ _MIB_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class Groups:
-    """The pods with fractions of each group's GPU.
+    """Finds the pods with fractions of the GPU of each group.
 
     Args:
         evidence: API data; its pods must be known.
@@ -223,7 +223,7 @@ class Groups:
             for group in _groups(pod):
                 if name in listed or (evidence.is_followed and not self._containers):
                     self._members.setdefault(group, []).append(pod)
-                elif evidence.is_followed:  # otherwise it may have ended, and only the kubelet knows
+                elif evidence.is_followed:  # otherwise the pod may have ended unnoticed
                     self._awaited.add(group)
         self._may_lack_members = not evidence.is_followed and any(
             name not in pods and not evidence.holds_nothing(name) for name in self._containers
@@ -233,7 +233,7 @@ class Groups:
         """Yield the entries of the pods for which a reservation pod holds a device.
 
         Args:
-            entry: Entry of a pod in a reservation namespace. Without members by its labels, the pod keeps the device.
+            entry: Entry of a pod in a reservation namespace. If no pods match its labels, the pod keeps the device.
         """
         pod = self._evidence.pod(*entry.holder[:2])
         if pod is None:
@@ -269,7 +269,7 @@ def _groups(pod: PodMetadata) -> frozenset[str]:
 
 
 def _declared(member: PodMetadata) -> tuple[Declared | None, str]:
-    """Return the share that a pod requested, or the reason why it is unknown."""
+    """Return the share that a pod has requested, or the reason why it is unknown."""
     fraction, memory = member.annotations.get(FRACTION), member.annotations.get(MEMORY)
     if fraction is not None:
         ratio = float(fraction) if _RATIO.fullmatch(fraction) and fraction.strip(".") else 0.0
