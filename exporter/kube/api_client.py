@@ -18,7 +18,7 @@ from exporter.kube.credentials import ApiSettings, Credentials, usable
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 FORBIDDEN_SECONDS = 60.0
-"""Wait after a 403: permissions are changed by hand, so a shorter wait has no use."""
+"""Wait after a 403. Permissions are changed by hand, so a shorter wait is useless."""
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 _REASONS = {401: "unauthorised", 403: "forbidden", 404: "not_found", 410: "gone", 413: "too_large", 429: "too_many"}
 _FIXES = {
@@ -32,7 +32,7 @@ _FIXES = {
 
 
 PLAIN = "application/json"
-# Plain JSON last: a proxy may not know the form, so readers check ``kind`` or use the fields that both forms have.
+# Plain JSON is last, for proxies without the form: readers check ``kind`` or use fields that both forms have.
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 METADATA_WATCH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
 
@@ -44,11 +44,11 @@ class Request:
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = PLAIN
-    """Requested form of the objects."""
+    """Media types of the requested form of objects."""
 
     @property
     def rights(self) -> tuple[str, str, str]:
-        """Verb, resource and API group, as a role names them."""
+        """Verb, resource and API group, as in a role."""
         parts = self.path.strip("/").split("/")
         group, rest = ("", parts[2:]) if parts[0] == "api" else ("".join(parts[1:2]), parts[3:])
         if rest[:1] == ["namespaces"] and len(rest) > 2:  # noqa: PLR2004 - namespaces/<name>/<resource>
@@ -60,7 +60,7 @@ class Request:
 
     @property
     def action(self) -> str:
-        """Action in the words of permissions: ``watch pods``, ``get nodes``."""
+        """Verb and resource: ``watch pods``, ``get nodes``."""
         verb, resource, _group = self.rights
         return f"{verb} {resource}"
 
@@ -68,7 +68,7 @@ class Request:
 def of_status(
     status: object, address: str, request: Request, *, details: object = "", retry_after: str | None = None
 ) -> ApiError:
-    """Return the error for an HTTP status, or for the code of an event of type ERROR."""
+    """Return the error for an HTTP status, or for the code of an ERROR event."""
     code = status if isinstance(status, int) else 0
     reason = _REASONS.get(code, "server_error" if code >= 500 or code == 0 else "garbage")  # noqa: PLR2004 - HTTP
     verb, resource, group = request.rights
@@ -101,21 +101,21 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 LINE_LIMIT_BYTES = 2 << 20
-"""An object is at most 1.5 MiB in etcd."""
+"""Maximum size of a line with one object; etcd stores objects up to 1.5 MiB."""
 ANSWER_LIMIT_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 HEADERS_SECONDS = 30.0
-"""Maximum wait for the headers: a server accepts a watch at once, though its first event may take long."""
+"""Maximum wait for the headers. A server accepts a watch at once, but its first event may take long."""
 OPENED = "OPENED"
-"""Type of the event after which the watch is open."""
+"""Type of the first event of an open watch."""
 
 
 class ApiClient:
-    """One connection pool to the API server of this cluster; nothing is read or opened before the first request.
+    """Sends requests to the API server of this cluster over one connection pool, which the first request opens.
 
     Args:
         credentials: Address and credentials of the server.
-        random: Returns 0..1, for waits that differ between thousands of agents.
+        random: Returns 0..1, for jitter between thousands of agents.
     """
 
     def __init__(self, credentials: Credentials, *, random: Callable[[], float]) -> None:
@@ -131,31 +131,31 @@ class ApiClient:
 
     @property
     def address(self) -> str:
-        """URL of the API server for messages, or its configured source before the first read."""
+        """URL of the API server for messages; before the first request, the source of the configuration."""
         return self._settings[0].host if self._settings else f"the server of the {self._credentials.place}"
 
     def retry_seconds(self, error: ApiError, failures: int) -> float:
-        """Return the wait in seconds: the server's, otherwise full jitter over 1 s, 2 s, 4 s up to 60 s.
+        """Return the wait in seconds: the one that the server requests, otherwise full jitter over 1 s, 2 s, ... 60 s.
 
         Args:
             error: Error of the last attempt.
             failures: Number of consecutive failed attempts, this one included.
         """
         if error.retry_after_seconds is not None:
-            # A little longer than requested, so that clients with the same answer do not retry at the same time.
+            # Slightly longer than requested, so that clients with the same answer do not retry at the same time.
             wait_seconds = min(error.retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS)
             return wait_seconds * (1 + 0.1 * self.random()) + 0.1 * self.random()
         if error.reason in {"forbidden", "too_large"}:
             return FORBIDDEN_SECONDS * (0.75 + 0.5 * self.random())
         ceiling = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(max(failures - 1, 0), 10), LONGEST_BACKOFF_SECONDS)
-        # Never at once: a server that refuses quickly would receive hundreds of requests a second.
+        # Never 0: a server that refuses quickly would receive hundreds of requests a second.
         return max(ceiling * self.random(), 0.1 * FIRST_BACKOFF_SECONDS)
 
     async def get(self, request: Request, *, timeout_seconds: float = 30.0) -> dict[str, Any]:
         """Read one object or one list, without ``managedFields``.
 
         Raises:
-            ApiError: There is no answer, or it is unreadable.
+            ApiError: The server did not answer, or its answer is unreadable.
         """
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
         with self._translated(request, timeout_seconds):
@@ -171,15 +171,15 @@ class ApiClient:
     async def watch(self, request: Request, *, silence_seconds: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield events until the server ends the stream, each ``{"type": ..., "object": {...}}``.
 
-        The first event is ``{"type": "OPENED"}``: the watch is open. Silence ends the stream like the server's own end:
-        a server sends nothing while nothing changes, and a dead connection is detected when the watch is opened again.
+        The first event is ``{"type": "OPENED"}``: the watch is open. Silence ends the stream like the server does. A
+        server sends nothing while nothing changes, so only the next watch detects a dead connection.
 
         Args:
             request: Request for the list; ``watch`` is added to its query.
             silence_seconds: Time without a line after which the stream ends.
 
         Raises:
-            ApiError: Also for an event of type ERROR, with the reason of its code.
+            ApiError: As for ``get``, and for an ERROR event, with the reason of its code.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         request = replace(request, query={**request.query, "watch": "1"})
@@ -225,7 +225,7 @@ class ApiClient:
 
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         response = await self._send(request, limits)
-        if response.status == 401:  # noqa: PLR2004 - the token has expired, its file may have a new one
+        if response.status == 401:  # noqa: PLR2004 - the token has expired; its file may have a new token
             response.close()
             self._stale = True
             response = await self._send(request, limits)
@@ -261,9 +261,9 @@ class ApiClient:
         return response
 
     async def _current(self) -> tuple[ApiSettings, ssl.SSLContext]:
-        """Return settings and certificates, read again if a credential was refused.
+        """Return settings and certificates; read them again after the refusal of a credential.
 
-        Requests share connections by certificates. Open streams stay on the connections that they have.
+        Requests with the same certificates share connections. Open streams keep their connections.
         """
         async with self._reading:
             if self._settings is None or self._stale:
@@ -272,7 +272,7 @@ class ApiClient:
             return self._settings
 
     def _without_token(self, answer: str) -> str:
-        """Return a server's answer without the token: some proxies repeat a request in their errors."""
+        """Return the answer of a server without the token, because some proxies repeat requests in errors."""
         return answer.replace(self._token, "...") if self._token else answer
 
     def _error(self, reason: str, request: Request, problem: str) -> ApiError:
@@ -280,11 +280,11 @@ class ApiClient:
 
     @contextlib.contextmanager
     def _translated(self, request: Request, seconds: float) -> Iterator[None]:
-        """Convert the errors of transport, credentials and JSON into ``ApiError``."""
+        """Convert errors of transport, credentials and JSON to ``ApiError``."""
         try:
             yield
         except (ssl.SSLError, aiohttp.ClientSSLError) as error:
-            self._stale = True  # the CA may have been replaced: the next request reads its file again
+            self._stale = True  # the CA may have been replaced; the next request reads its file again
             problem = f"TLS failed: {error}; check that the CA of service account or kubeconfig is this cluster's"
             raise self._error("certificate", request, problem) from error
         except TimeoutError as error:
@@ -312,6 +312,6 @@ def _decode(raw: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def _without_managed_fields(decoded: dict[str, Any]) -> dict[str, Any]:
-    # Removed while decoding, because they are four fifths of the metadata.
+    # Removed during decoding, because they are four fifths of the metadata.
     decoded.pop("managedFields", None)
     return decoded

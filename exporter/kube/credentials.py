@@ -1,7 +1,7 @@
-"""Provides address and credentials of the Kubernetes API: the pod's service account or a kubeconfig, read when needed.
+"""Provides address and credentials of the Kubernetes API, from the pod's service account or a kubeconfig.
 
-The only module that imports the ``kubernetes`` package, which reads kubeconfigs. It takes 20 MiB, so no agent in a pod
-loads it.
+Only this module imports the ``kubernetes`` package, to read kubeconfigs. The package takes 20 MiB of memory, so agents
+in pods do not load it.
 """
 
 import asyncio
@@ -34,9 +34,10 @@ class ApiSettings:
     verify: bool = True
     proxy: str | None = None
     server_name: str | None = None
-    """Name that its certificate must be valid for, if it is not the host."""
+    """Name for which the certificate of the server must be valid; ``None`` for the host."""
     authorization: Callable[[], Awaitable[str]]
-    """Returns the header's value, read again if it may be new; empty if a certificate identifies the client."""
+    """Returns the value of the Authorization header, read again if it may have changed; empty with a client
+    certificate."""
 
     def context(self) -> ssl.SSLContext:
         """Read the certificates.
@@ -51,14 +52,14 @@ class ApiSettings:
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        # Python 3.13 requires certificate extensions that many clusters lack and Go does not require; chain and name
-        # are checked as before.
+        # Python 3.13 requires certificate extensions that Go does not require and many clusters lack. Chain and name
+        # are still checked.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
 
 
 def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
-    """Return the settings of a pod: address from its environment, token and authority from a folder.
+    """Return the settings in a pod: the address from its environment, token and authority from a folder.
 
     Args:
         environ: Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
@@ -75,7 +76,7 @@ def of_service_account(environ: Mapping[str, str], folder: Path) -> ApiSettings:
         _text(path)
 
     async def authorization() -> str:
-        # Read from the file each time: the kubelet renews it, and requests are rare.
+        # The file is read each time, because the kubelet renews it and requests are rare.
         return f"Bearer {_text(token)}"
 
     return ApiSettings(
@@ -94,14 +95,14 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Source of the settings of one cluster."""
+    """Reads the settings of one cluster."""
 
     kubeconfig: Path | None = None
-    """File to use; without one the pod's service account, then $KUBECONFIG, then ~/.kube/config."""
+    """Kubeconfig file; ``None``: the pod's service account, then $KUBECONFIG, then ~/.kube/config."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """Contains ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``."""
+    """Environment with ``KUBERNETES_SERVICE_HOST`` and ``KUBECONFIG``."""
     service_account: Path = field(default_factory=lambda: SERVICE_ACCOUNT)
-    """Folder with the pod's ``token`` and ``ca.crt``."""
+    """Folder with ``token`` and ``ca.crt`` of the pod."""
 
     @property
     def place(self) -> str:
@@ -119,16 +120,16 @@ class Credentials:
         if self._in_pod:
             with usable(self.place):
                 return of_service_account(self.environ, self.service_account)
-        # Its unused dynamic client would load this validator where one is installed, which takes a second or two.
+        # The unused dynamic client of the package would load this validator if installed, which takes seconds.
         sys.modules.setdefault("kubernetes_validate", None)  # type: ignore[arg-type]
-        # By name, so a type checker does not read thousands of modules; in a thread, because it takes half a
-        # second.
+        # Imported by name, so that a type checker does not read thousands of modules. In a thread, because the import
+        # takes half a second.
         names = ("kubernetes.aio.client.configuration", "kubernetes.aio.config.kube_config")
         client, kube_config = [await asyncio.to_thread(importlib.import_module, name) for name in names]
         configuration = client.Configuration()
         with usable(self.place):
             await self._read_kubeconfig(kube_config, configuration)
-            # Messages and pages show the address.
+            # Messages and pages show the address, so it must not contain credentials.
             if "@" in urlsplit(configuration.host).netloc:
                 fix = "put them under `users` of the kubeconfig"
                 raise ApiError("no_config", f"{self.place}: `server` has a user or a password in it; {fix}")
@@ -161,7 +162,7 @@ class Credentials:
 
 @contextlib.contextmanager
 def usable(place: str) -> Iterator[None]:
-    """Convert the package's errors about bad settings into ``ApiError`` with reason ``no_config``."""
+    """Convert errors of the package about invalid settings to ``ApiError`` with reason ``no_config``."""
     try:
         yield
     except ApiError:
@@ -182,7 +183,7 @@ def _is_file(name: str) -> bool:
 def _settings(configuration: Any) -> ApiSettings:  # noqa: ANN401 - as _read_kubeconfig
     async def authorization() -> str:
         key = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        return str(key or "").strip()  # a line end would make every request fail
+        return str(key or "").strip()  # a line break would make every request fail
 
     return ApiSettings(
         host=configuration.host,

@@ -20,13 +20,13 @@ LOG = logging.getLogger("exporter.kube.dra")
 
 GROUP_PATH = "/apis/resource.k8s.io"
 VERSION_SECONDS = 2.0
-"""Time after which a request that was not found leads to a check of the served version."""
+"""Wait after an object that is not found, before the check of the served version."""
 ABSENT_SECONDS = 600.0
-"""Time after which a cluster without DRA is checked again, as the agent does not restart when that changes."""
+"""Interval of checks for DRA in a cluster without it, since the agent does not restart when DRA is enabled."""
 
 
 VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Versions of ``resource.k8s.io``, the best first; v1alpha3 (Kubernetes 1.31) had claims of another structure."""
+"""Supported versions of ``resource.k8s.io``, best first; claims of v1alpha3 (Kubernetes 1.31) differ."""
 
 _DOMAIN = f"{GPU_DRA_DRIVER}/"
 _QUANTITY = re.compile(r"\+?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,2}))?", re.ASCII)
@@ -50,7 +50,7 @@ class Slice:
     pool: str
     generation: int
     slice_count: int
-    """Number of slices of this generation."""
+    """Number of slices in this generation of the pool."""
     devices: Devices
 
 
@@ -58,7 +58,7 @@ def parse_slice(item: Mapping[str, Any]) -> Slice | None:
     """Parse one slice; a slice without devices (shared counters) counts too.
 
     Returns:
-        The slice; ``None`` if it is not of NVIDIA's GPU driver.
+        The slice; ``None`` if it is not from NVIDIA's GPU driver.
     """
     spec, pool = mapping_at(item, "spec"), mapping_at(item, "spec", "pool")
     pool_name = text_of(pool.get("name"))
@@ -77,10 +77,10 @@ def pools_of(slices: Iterable[Slice], before: Mapping[str, Devices]) -> dict[str
 
     Args:
         slices: All existing slices, of any generation.
-        before: The last result: a driver replaces slices one by one, and in the meantime no generation is complete.
+        before: Previous result, for times without a complete generation: a driver replaces slices one by one.
 
     Returns:
-        Devices by pool, from its newest complete generation; pools that were never complete are left out.
+        Devices by pool, from its newest complete generation; a pool that was never complete is left out.
     """
     parts: dict[str, dict[int, list[Slice]]] = {}
     for part in slices:
@@ -104,7 +104,7 @@ def uid_of(item: Mapping[str, Any]) -> str:
 
 
 def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | None:
-    """Return the devices that a ResourceClaim has; ``None`` while it is not allocated."""
+    """Return the allocated devices of a ResourceClaim; ``None`` while it is not allocated."""
     allocation = mapping_at(item, "status").get("allocation")
     if not isinstance(allocation, dict):
         return None
@@ -122,13 +122,13 @@ def allocated_devices(item: Mapping[str, Any]) -> tuple[AllocatedDevice, ...] | 
 
 
 def served_version(group: Mapping[str, Any]) -> str:
-    """Return the best supported version of the API group ``resource.k8s.io``; empty if there is none."""
+    """Return the best supported version of the API group ``resource.k8s.io``; empty without one."""
     served = {text_of(version.get("version")) for version in _mappings(group.get("versions"))}
     return next((version for version in VERSIONS if version in served), "")
 
 
 def quantity(value: object) -> int | None:
-    """Return a Kubernetes quantity (``40Gi``, ``1e9``, ``85899345920``) in whole units, rounded up, or ``None``."""
+    """Return a Kubernetes quantity (``40Gi``, ``1e9``, ``4096``) in whole units, rounded up; ``None`` if invalid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value <= _MOST_BYTES else None
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -159,7 +159,7 @@ def _attribute(attributes: Mapping[str, Any], name: str) -> str:
 
 
 def _named(values: Mapping[str, Any], name: str) -> object:
-    """Return the value of a qualified name; a name without a domain is the driver's own."""
+    """Return the value of a qualified name; a name without a domain belongs to the driver."""
     return values.get(name, values.get(_DOMAIN + name))
 
 
@@ -208,7 +208,7 @@ class DraReader:
             clock=clock,
         )
         self._joined: Mapping[ObjectKey, Slice] | None = None
-        """The slices of which the devices are."""
+        """Slices from which ``_devices`` was made."""
         self._pools: dict[str, Devices] = {}
         self._devices: Mapping[tuple[str, str], SliceDevice] | None = None
         self._listed: frozenset[_Claim] = frozenset()
@@ -235,14 +235,14 @@ class DraReader:
 
     @property
     def claims(self) -> Mapping[str, tuple[AllocatedDevice, ...]]:
-        """Devices of claims by their UID; of claims without a UID from the kubelet also by ``namespace/name``."""
+        """Devices by UID of the claim; also by ``namespace/name`` if the kubelet does not report the UID."""
         items = self._claims.items
         unnamed = {f"{one.namespace}/{one.name}": devices for one, (_, devices) in items.items() if not one.uid}
         return dict(items.values()) | unnamed
 
     @property
     def unreadable(self) -> frozenset[str]:
-        """UIDs of claims for which no caller should wait any longer."""
+        """UIDs of claims for which callers should not wait any longer."""
         return frozenset(claim.uid for claim in self._listed if claim.uid and self._claims.given_up(claim))
 
     @property
@@ -271,7 +271,7 @@ class DraReader:
 
     @property
     def answered(self) -> bool:
-        """Whether slices and claims, if they are needed, were read once, or cannot be read now."""
+        """Whether slices and claims, if needed, were read at least once, or cannot be read now."""
         if not self._version:
             return not self._listed or self._is_absent or self._discovery_problem is not None
         return self._slices.answered and self._claims.answered
@@ -300,7 +300,7 @@ class DraReader:
             group.create_task(self._follow_version())
 
     async def _follow_version(self) -> None:
-        """Check the served version after each object that is not found: an upgraded server may serve another one."""
+        """Check the served version after each object that is not found, since an upgraded server may serve another."""
         seen = 0
         while True:
             await asyncio.sleep(VERSION_SECONDS)
@@ -340,7 +340,7 @@ class DraReader:
 
 
 def _claim(claim: _Claim, item: Mapping[str, Any]) -> tuple[str, tuple[AllocatedDevice, ...]] | None:
-    """Parse a claim; a claim that was created again under its name (another UID) is ignored."""
+    """Parse a claim; ``None`` for a recreated claim of the same name, with another UID."""
     uid, devices = uid_of(item), allocated_devices(item)
     if devices is None or (claim.uid and claim.uid != uid):
         return None

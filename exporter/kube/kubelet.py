@@ -52,10 +52,10 @@ def build_messages(schema: Mapping[str, str] = READ_SCHEMA) -> Mapping[str, type
     """Create one message class per entry of a schema, in a separate descriptor pool.
 
     Args:
-        schema: Message name to its fields, in the notation of this module.
+        schema: Fields by message name, in the notation of this module.
 
     Returns:
-        Message name to class.
+        Classes by message name.
     """
     file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
     for name, fields in schema.items():
@@ -113,7 +113,7 @@ def _unreachable(path: str, error: Exception, deadline_seconds: float) -> Attrib
 def identity(path: str) -> tuple[int, int] | None:
     """Return a value that differs between two sockets created at one path; ``None`` without a socket.
 
-    An inode number alone can be reused by the next socket.
+    It is not only the inode number, which the next socket can have too.
     """
     try:
         found = Path(path).stat()
@@ -134,22 +134,21 @@ _MESSAGES = build_messages()
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> PodName | None:
-    """Return the pod of this process, as its manifest sets it; ``None`` outside a pod."""
+    """Return the pod of this process, from variables that its manifest sets; ``None`` outside a pod."""
     namespace, name = environ.get("POD_NAMESPACE", ""), environ.get("POD_NAME", "")
     return (namespace, name) if namespace and name else None
 
 
 class Completeness:
-    """Checks that an answer is complete: a starting kubelet answers before it knows its pods.
+    """Checks that an answer is complete, because a starting kubelet answers before it knows its pods.
 
     Inside a pod, the agent's own pod must be listed. Outside a pod, an empty answer is valid only if no earlier answer
-    had pods, or if the kubelet that listed them has not restarted since. An answer with only static pods counts as
-    empty, because the kubelet reads those from files before the API server answers it. After a restart of the kubelet,
-    a missing holder has ended only if two consecutive answers of that kubelet lack it. A kubelet may list some of its
-    pods before it knows all of them.
+    had pods, or if the kubelet has not restarted since then. An answer with only static pods counts as empty, because
+    the kubelet reads those from files before the API server answers. After a restart, a kubelet may list some of its
+    pods before it knows all. So a missing holder has ended only if two consecutive answers of that kubelet lack it.
 
     Args:
-        canary: Namespace and name of the agent's own pod, ``None`` outside a pod.
+        canary: Namespace and name of the agent's own pod; ``None`` outside a pod.
         node_name: Name of the node, the suffix of names of static pods; empty if unknown.
     """
 
@@ -162,13 +161,13 @@ class Completeness:
         self._holders: frozenset[tuple[str, str, str]] = frozenset()
         self._missing_once: frozenset[tuple[str, str, str]] = frozenset()
         self._missing_from: object = None
-        """The socket of the answer that lacked them; ``None`` if unknown."""
+        """Socket of the answer that lacked the missing holders; ``None`` if unknown."""
 
     def check(self, pods: AbstractSet[PodName], holders: frozenset[tuple[str, str, str]], socket: object) -> None:
-        """Accept an answer, or refuse it.
+        """Accept or refuse an answer.
 
         Args:
-            pods: Every pod of the answer.
+            pods: All pods of the answer.
             holders: (namespace, pod, container) of the containers with devices.
             socket: Identity of the socket file, which changes with each start of the kubelet; ``None`` if it is
                 unknown, or has changed during the call.
@@ -193,12 +192,12 @@ class Completeness:
                 f"kubelet has restarted and does not list {len(missing)} of {len(self._holders)} holders any more"
                 f" (container {container} of pod {namespace}/{pod}); the next answer confirms it, or lists them again",
             )
-        # The answer may be from the former kubelet: then the next one is the first of the new kubelet.
+        # The answer may be from the former kubelet; the next answer is then the first of the new kubelet.
         self._restarted = socket is None
         self._had_pods, self._missing_once, self._holders = len(pods) > len(static), frozenset(), holders
 
     def _incomplete(self, pods: AbstractSet[PodName], static: int) -> str:
-        """Return what an answer lacks, as a message; empty if it is complete."""
+        """Return a message on the missing pods of an answer; empty if it is complete."""
         if self._canary and self._canary not in pods:
             return (
                 f"kubelet lists {len(pods)} pods without {'/'.join(self._canary)}, the pod of this agent: it has just"
@@ -224,16 +223,16 @@ _STATUSES = (
 async def _unary_call(path: str, method: str) -> bytes:
     """Make one unary gRPC call with an empty request, on its own connection.
 
-    A connection per call keeps no state of an outage. It also needs no threads: the gRPC library keeps up to 16, which
-    wake up 30 times a second. It also terminates the process if the node has no free process id.
+    A new connection per call has no state from an outage, and needs no threads. The gRPC library would keep up to 16
+    threads that wake up 30 times a second. It also terminates the process if the node has no free process id.
 
     Returns:
-        The answer, still encoded.
+        The encoded answer.
 
     Raises:
         OSError: The connection to the socket failed.
         AttributionError: The server refused the call, or its answer is over ``RECEIVE_LIMIT_BYTES``.
-        ProtocolError, EOFError: The server does not speak gRPC, or closed the connection within the answer.
+        ProtocolError, EOFError: The server does not use gRPC, or closed the connection during the answer.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     try:
@@ -295,10 +294,10 @@ class KubeletClient:
 
     Args:
         socket_path: Path of the kubelet's socket, which need not exist yet.
-        resources: Glob patterns of GPU resource names. Under any other name only UUIDs of GPUs and MIG instances are
-            kept; containers without a device are dropped.
+        resources: Glob patterns of GPU resource names. Of other resources, only ids that are UUIDs of GPUs or MIG
+            instances are kept. Containers without a device are dropped.
         deadline_seconds: Deadline of each call.
-        canary: Namespace and name of the agent's own pod, which a complete answer lists; ``None`` outside a pod.
+        canary: Namespace and name of the agent's own pod, which complete answers list; ``None`` outside a pod.
         node_name: As for ``Completeness``.
     """
 
@@ -317,7 +316,7 @@ class KubeletClient:
         self._deadline_seconds = deadline_seconds
         self._allocatable: tuple[DeviceIds, ...] | None = None
         self.allocatable_error: AttributionError | None = None
-        """Why the last ``fetch`` had to repeat the advertised devices of an earlier one."""
+        """Error for which the last ``fetch`` repeated the advertised devices of an earlier answer; ``None`` without."""
 
     async def fetch(self, now: float) -> Allocations:
         """Return the containers with their devices, and the advertised devices.
@@ -326,9 +325,8 @@ class KubeletClient:
             now: Unix time, for the timestamp of the answer.
 
         Raises:
-            AttributionError: The list cannot be read, or is incomplete. A failure to read the advertised devices does
-                not raise: those of an earlier answer are repeated, or ``allocatable`` is ``None`` for a kubelet
-                without that call.
+            AttributionError: The list cannot be read, or is incomplete. If only the advertised devices cannot be read,
+                those of an earlier answer are repeated; for a kubelet without that call, ``allocatable`` is ``None``.
         """
         socket = identity(self._path)
         listed = await self._call(LIST_METHOD, "ListPodResourcesResponse")
@@ -389,7 +387,7 @@ class KubeletClient:
             if kept := ids if is_gpu else named_devices(name, ids):
                 by_resource.setdefault(name, []).extend(kept)
         return tuple(
-            # Thousands of redundant ids are not kept until the next answer.
+            # Redundant ids are dropped: there can be thousands.
             DeviceIds(resource=name, ids=significant_ids(name, ids) if is_per_unit(name) else tuple(ids))
             for name, ids in by_resource.items()
             if ids
@@ -397,14 +395,15 @@ class KubeletClient:
 
 
 class KubeletPoller:
-    """Keeps the kubelet's last good answer, and the reason why there is no newer one.
+    """Polls the kubelet, and stores its last valid answer and the current problem.
 
-    Polls have one interval, failed or not: an absent kubelet must be found soon, and one that fails gets no more calls.
+    The interval is the same after failures: the agent must find an absent kubelet soon, and a failing kubelet gets no
+    additional calls.
 
     Args:
         client: Client of the kubelet.
         interval_seconds: Interval of polls.
-        clock: Current Unix time.
+        clock: Returns the current Unix time.
     """
 
     def __init__(self, client: KubeletClient, *, interval_seconds: float, clock: Callable[[], float]) -> None:

@@ -21,44 +21,44 @@ ObjectKey = tuple[str, str]
 """Namespace and name."""
 
 TEXT_LIMIT = 4096
-"""Maximum length of a value in characters; the rest is cut."""
+"""Maximum length of a value in characters; longer values are cut."""
 NAME_LIMIT = 253
-"""Maximum length of a name in characters, as the API has it."""
+"""Maximum length of a name in characters, as in the API."""
 SILENCE_SECONDS = 150.0
-"""Silence after which a watch is renewed: a server sends no bookmark without a change, and a new watch is cheap."""
+"""Silence after which a watch is renewed. A server sends no bookmark without a change; a new watch is cheap."""
 INCOMPLETE = "incomplete"
-"""Reason: a list lacks the canary."""
+"""Reason of a list that lacks the canary."""
 SHORTEST_WATCH_SECONDS = 1.0
-"""A stream that ends sooner without an event is a failure; otherwise a broken proxy would get requests all the time."""
+"""Minimum duration of a watch without an event; a shorter one is a failure, so a broken proxy causes a backoff."""
 LIST_SECONDS = 30.0
 SKEW_SECONDS = 10.0
-"""Tolerated difference of clocks: opt-outs and tokens end by the clock, and less than this does not matter."""
+"""Tolerated difference of clocks; a smaller difference hardly changes the ends of opt-outs and tokens."""
 GONE_SPREAD_SECONDS = 10.0
-"""Jitter after a server has lost its history: it ends all watches at once, and whole fleets list again."""
+"""Jitter after a server has lost its history, because it ends all watches at once and all agents list again."""
 _LIST_AGAIN_AFTER = 5
-# Failures after which the last version may be the cause of the server's error, or may no longer advance.
+# Reasons of failures that the last resource version may cause, or after which it may no longer advance.
 _DOUBTFUL = frozenset({"server_error", "timeout"})
 _BROKEN = frozenset({"garbage", "forbidden", "not_found", "too_large", "unexpected"})
 
 
 @dataclass(kw_only=True, eq=False)
 class ListWatch(Generic[Item]):
-    """The objects of one list, followed by one watch connection.
+    """Follows the objects of one list with one watch connection.
 
-    ``items`` is replaced and not mutated, so a reader may keep it. An object leaves ``items``
-    by an event, or when a complete list lacks it.
+    ``items`` is replaced, not mutated, so readers may keep it. An object leaves ``items`` after an event, or when a
+    complete list lacks it.
     """
 
     client: ApiClient
     path: str
-    """Path of the list, such as ``/api/v1/pods``; may be set to another version's later."""
+    """Path of the list, such as ``/api/v1/pods``; can be changed later to another version of the API."""
     query: Mapping[str, str]
-    """Selectors."""
+    """Query parameters with selectors."""
     metadata_only: bool
     """Whether to request only metadata; a server may still return whole objects."""
     parse: Callable[[dict[str, Any]], Item | None]
-    """Returns the item of an object, ``None`` for one to ignore; a LookupError, TypeError, ValueError or AttributeError
-    from it skips the object."""
+    """Returns the item of an object, or ``None`` to ignore the object. It may raise LookupError, TypeError, ValueError
+    or AttributeError: the object is then skipped."""
     clock: Callable[[], float]
     """Returns Unix time."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -69,21 +69,21 @@ class ListWatch(Generic[Item]):
     keep_seconds: float = math.inf
     """Time for which ``known`` stays true after the stream was lost."""
     canary: ObjectKey | None = None
-    """An object that every complete list contains; a list without it is a failed lookup."""
+    """Object that every complete list contains; a list without it is a failure. ``None``: no such check."""
     canary_fix: str = ""
     """Fix for a missing canary, for the message."""
 
     errors: Counter[str] = field(default_factory=Counter)
-    """Counts by reason since the start; ``unparsable`` are objects that were skipped."""
+    """Counts by reason since the start; ``unparsable`` counts skipped objects."""
     items: Mapping[ObjectKey, Item] = field(default_factory=dict)
     at_seconds: float | None = None
     """Unix time of the last answer or event."""
     failure: ApiError | None = None
-    """The last error; ``None`` while the stream is open."""
+    """Last error; ``None`` while the stream is open."""
     answered: bool = False
-    """Whether the server has opened the watch, or refused something."""
+    """Whether the watch has been opened, or a request has failed."""
     skew_seconds: float = 0.0
-    """Seconds by which this clock is ahead of the server's at the last answer; 0 if negligible."""
+    """Seconds by which this clock was ahead of the server's at the last answer; 0 if negligible."""
     _resource_version: str = ""
     _newest: str = ""
     _failures: int = 0
@@ -92,13 +92,13 @@ class ListWatch(Generic[Item]):
 
     @property
     def known(self) -> bool:
-        """Whether ``items`` is valid: listed once, and the stream not lost for too long."""
+        """Whether ``items`` is valid: the list was read, and the stream is lost for at most ``keep_seconds``."""
         lost = self._lost_at
         return self.at_seconds is not None and (lost is None or self.clock() - lost <= self.keep_seconds)
 
     @property
     def problem(self) -> str:
-        """The failure in one line; empty while the stream is open."""
+        """Failure in one line; empty while the stream is open."""
         return str(self.failure or "")
 
     async def run(self) -> None:
@@ -111,13 +111,13 @@ class ListWatch(Generic[Item]):
             except ApiError as error:
                 await self.sleep(self._note(error))
             except Exception as error:
-                # An unexpected object must not end the agent, which meters without the API too.
+                # An unexpected object must not end the agent, which also meters without the API.
                 LOG.exception("%s: unexpected; listed again later", self.path)
                 words = f"list {self.path}: unexpected {type(error).__name__}; the agent's log has the cause"
                 await self.sleep(self._note(ApiError("unexpected", words)))
 
     def _note(self, error: ApiError) -> float:
-        """Record a failure; return the seconds to wait."""
+        """Record a failure and return the wait in seconds."""
         self.errors[error.reason] += 1
         self._failures += 1
         if self._lost_at is None:
@@ -133,7 +133,7 @@ class ListWatch(Generic[Item]):
         return self.client.retry_seconds(error, self._failures)
 
     async def _list(self) -> None:
-        # Any server's cache is good enough, unless it is older than a seen version or than a watch can start from.
+        # The cache of any server is sufficient, unless it is older than a known version or too old for a watch.
         behind = self._expiries > 1
         listed = await self._get({} if behind else {"resourceVersion": "0"})
         if not behind and (_older(_version(listed), self._newest) or not self._has_canary(listed)):
@@ -195,7 +195,7 @@ class ListWatch(Generic[Item]):
     def _compare_clocks(self) -> None:
         try:
             skew_seconds = self.clock() - parsedate_to_datetime(self.client.date).timestamp()
-        except ValueError:  # a proxy may leave the date out
+        except ValueError:  # a proxy may omit the date
             return
         if abs(skew_seconds) <= SKEW_SECONDS:
             skew_seconds = 0.0
@@ -221,7 +221,7 @@ class ListWatch(Generic[Item]):
         self._at(_version(shown))
 
     def _take(self, shown: Any, items: dict[ObjectKey, Item]) -> None:  # noqa: ANN401 - JSON
-        """Add an object to ``items``; one that cannot be parsed keeps its earlier item."""
+        """Add an object to ``items``; if it cannot be parsed, keep its earlier item."""
         key = key_of(shown)
         try:
             parsed = self.parse(shown)
@@ -239,7 +239,7 @@ class ListWatch(Generic[Item]):
 
 
 def mapping_at(value: object, *path: str) -> Mapping[str, Any]:
-    """Return the JSON object at a path of keys; an empty mapping if there is none."""
+    """Return the JSON object at a path of keys; an empty mapping without one."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -253,12 +253,12 @@ def text_of(value: object, limit: int = TEXT_LIMIT) -> str:
         value = str(value)
     if not isinstance(value, str):
         return ""
-    # JSON can contain half of a surrogate pair, which no encoder accepts.
+    # JSON can contain a lone surrogate, which no encoder accepts.
     return value[:limit].encode(errors="replace").decode()
 
 
 def key_of(shown: object) -> ObjectKey:
-    """Return namespace and name of an object; empty where it has none."""
+    """Return namespace and name of an object; a missing part is empty."""
     metadata = mapping_at(shown, "metadata")
     return text_of(metadata.get("namespace"), NAME_LIMIT), text_of(metadata.get("name"), NAME_LIMIT)
 
@@ -269,22 +269,22 @@ def _version(shown: object) -> str:
 
 
 def _older(version: str, than: str) -> bool:
-    """Return whether a version is older; versions are numbers in all known servers, others do not compare."""
+    """Return whether a version is older. All known servers use numbers; other versions are not compared."""
     if not (version.isdecimal() and than.isdecimal() and version.isascii() and than.isascii()):
         return False
     one, other = version.lstrip("0"), than.lstrip("0")
-    return (len(one), one) < (len(other), other)  # int() refuses a number of thousands of digits
+    return (len(one), one) < (len(other), other)  # int() refuses numbers with thousands of digits
 
 
 REFUSED_SECONDS = 300.0
-"""Wait after a refusal: permissions are changed by hand, and thousands of nodes may lack the same one."""
+"""Wait after a refusal. Permissions are changed by hand, and thousands of nodes may lack the same permission."""
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS = 60.0
 """Maximum time for which callers wait for an answer."""
 
 _FIRST_RETRY_SECONDS = 2.0
 _LONGEST_RETRY_SECONDS = 60.0
-# Errors of one object; any other error is of the server or the connection and would affect the next object too.
+# Reasons of errors of one object; other errors are of the server or the connection and affect all objects.
 _OWN_REASONS = frozenset({"forbidden", "not_found", "garbage", "too_large"})
 
 Key = TypeVar("Key", bound=Hashable)
@@ -295,18 +295,18 @@ class _State:
     """State of one key in addition to its item."""
 
     due_seconds: float = 0.0
-    """Due time on the event loop's clock."""
+    """Time of the next request, on the clock of the event loop."""
     asked_at: float | None = None
     """Time of the first request, on ``steady``."""
     unready: int = 0
     """Number of answers with an object that was not ready yet."""
     refusal: ApiError | None = None
-    """Why this key alone cannot be read."""
+    """Error for which only this key cannot be read; ``None`` without one."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Lookups(Generic[Key, Item]):
-    """Keeps the result of reading each wanted key."""
+    """Reads an object for each wanted key, and stores the results."""
 
     client: ApiClient
     request: Callable[[Key], Request]
@@ -316,14 +316,14 @@ class Lookups(Generic[Key, Item]):
     steady: Callable[[], float]
     """Returns seconds of a monotonic clock."""
     renew_seconds: float | None = 600.0
-    """Time after which an object is read again, plus or minus a fifth; ``None`` for constant objects."""
+    """Time after which an object is read again, plus or minus 20 %; ``None`` for constant objects."""
     absent_is_problem: bool = False
-    """Whether an object that does not exist is a problem."""
+    """Whether an object that is not found is a problem."""
     refused_seconds: float = REFUSED_SECONDS
     """Time after which a refused request is repeated."""
 
     items: Mapping[Key, Item] = field(default_factory=dict)
-    """Items by key; replaced, not mutated, when one changes."""
+    """Items by key; the mapping is replaced, not mutated, after a change."""
     errors: Counter[str] = field(default_factory=Counter)
     _states: dict[Key, _State] = field(default_factory=dict)
     _failures: int = 0
@@ -332,7 +332,7 @@ class Lookups(Generic[Key, Item]):
 
     @property
     def problem(self) -> ApiError | None:
-        """The error that prevents reading wanted objects; ``None`` without a problem."""
+        """Error that prevents the read of wanted objects; ``None`` without a problem."""
         if self._outage:
             return self._outage
         refusals = (state.refusal for state in self._states.values() if state.refusal)
@@ -340,18 +340,18 @@ class Lookups(Generic[Key, Item]):
 
     @property
     def answered(self) -> bool:
-        """Whether each wanted key was read once, or cannot be read now."""
+        """Whether each wanted key was read at least once, or cannot be read now."""
         states = self._states.items()
         return self._outage is not None or all(key in self.items or one.refusal or one.unready for key, one in states)
 
     def want(self, key: Key) -> None:
-        """Request a key, at once if it was never read."""
+        """Add a wanted key; a new key is read at once."""
         if key not in self._states:
             self._states[key] = _State(asked_at=self.steady() if self._outage else None)
             self._wake.set()
 
     def keep(self, keys: Iterable[Key]) -> None:
-        """Request these keys and drop all others."""
+        """Set the wanted keys; drop all others."""
         wanted = dict.fromkeys(keys)
         for key in wanted:
             self.want(key)
@@ -360,7 +360,7 @@ class Lookups(Generic[Key, Item]):
             self.items = {key: item for key, item in self.items.items() if key in wanted}
 
     def retry_absent(self) -> None:
-        """Request every key that was not found again, now."""
+        """Read all keys that were not found again now."""
         for state in self._states.values():
             if state.refusal is not None and state.refusal.reason == "not_found":
                 state.due_seconds = 0.0
@@ -385,7 +385,7 @@ class Lookups(Generic[Key, Item]):
                 await asyncio.sleep(pause_seconds)
                 continue
             due_seconds = min((state.due_seconds for state in self._states.values()), default=math.inf)
-            # Not wait_for: before Python 3.12 it can swallow a cancellation that arrives together with the wake-up.
+            # Not wait_for: before Python 3.12, it can lose a cancellation that arrives together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due_seconds):
                     await self._wake.wait()

@@ -1,4 +1,4 @@
-"""Follows the Kubernetes API's data of this node: pods, owners, claims and node labels."""
+"""Follows the data of this node in the Kubernetes API: pods, owners, claims and node labels."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ _CAPACITY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("cloud.google.com/gke-provisioning", {"spot": "spot", "preemptible": "spot", "standard": "on-demand"}),
     ("kubernetes.azure.com/scalesetpriority", {"spot": "spot", "regular": "on-demand"}),
 )
-"""Keys in lower case; the first one that is present and valid counts."""
+"""Label keys in lower case, by fact; the first key with a valid value counts."""
 _LIMIT = 128
 
 
@@ -62,22 +62,22 @@ def _capacity(labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """Labels and annotations of a namespace; empty if it has none or may not be read."""
+    """Labels and annotations of a namespace; empty if it has none or cannot be read."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Only the annotations that are read."""
+    """Annotations that the agent reads, without others."""
 
 
 NO_NAMESPACE = Namespace()
 
 
 LONG_TEXT_LIMIT = 64 << 10
-"""Limit of long texts: a device list of HAMi has one line per container and device."""
+"""Maximum length of long texts; a device list of HAMi has an element per container and device."""
 KEYS_LIMIT = 512
 """Maximum number of labels of one object; a node has up to about 200, a pod about a dozen."""
 LONG_KEYS = vgpu.KEYS
-"""Annotations that are kept for every pod, whatever the configuration."""
+"""Annotations that are kept for every pod, independent of the configuration, and can be long."""
 
 _KEY_LIMIT = 317
 _CONFIG_HASH = "kubernetes.io/config.hash"
@@ -89,7 +89,7 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> PodMetadata | 
     """Parse one pod.
 
     Args:
-        item: A Pod or the PartialObjectMetadata of one; any content is allowed.
+        item: A Pod or its PartialObjectMetadata; any content is allowed.
         wanted: Annotations to keep, in addition to those of fractions of GPUs.
 
     Returns:
@@ -113,7 +113,7 @@ def parse_pod(item: Mapping[str, Any], wanted: frozenset[str]) -> PodMetadata | 
 
 
 def labels_of(item: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of an object with values that are text or can be converted."""
+    """Return the labels of an object whose values are text or can be converted to it."""
     return _texts(mapping_at(item, "metadata", "labels"))
 
 
@@ -144,7 +144,7 @@ def _controller(references: object) -> Mapping[str, Any]:
 def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
     """Return the UID in the pod's cgroups: for a static pod, the hash of its file.
 
-    Any client may write the hash; only the node may mark a pod as the mirror of a static one.
+    Any client may write the hash, but only the node may mark a pod as the mirror of a static pod.
     """
     annotations = mapping_at(metadata, "annotations")
     file_hash = text_of(annotations.get(_CONFIG_HASH), NAME_LIMIT)
@@ -156,11 +156,11 @@ def _uid(metadata: Mapping[str, Any], owner_kind: str) -> str:
 LOG = logging.getLogger("exporter.kube.metadata")
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
-"""Selector with which finished pods appear as deleted; without it, only whole pods would show the end."""
+"""Selector with which finished pods appear as deleted. Without it, the end of a pod would need the whole object."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 LOST_SECONDS = 300.0
-"""Time for which data stays valid without the API: a replaced API server is absent for minutes."""
+"""Time for which data stays valid without the API; the replacement of an API server takes minutes."""
 
 _WITHOUT_NODE = (
     "GPUs are unpriced where the price may depend on this node's labels, unless an earlier run has read them "
@@ -169,13 +169,13 @@ _WITHOUT_NODE = (
 NAME_NODE = "set it (NODE_NAME) to spec.nodeName of the agent's pod, as `kubectl get nodes` prints it"
 _WITHOUT_NAMESPACES = "teams and cost labels that only namespaces name are not known (or set --namespace-teams off)"
 _UNEXPECTED_SECONDS = 60.0
-"""Mean wait before a part restarts after an unexpected error, plus or minus half."""
+"""Mean wait before the restart of a part after an unexpected error, plus or minus 50 %."""
 _LONGEST_STEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """Configuration of the metadata."""
+    """Settings of ``Metadata``."""
 
     node: str
     kubeconfig: Path | None = None
@@ -184,18 +184,18 @@ class MetadataSettings:
     """Upper limit of the random wait before the first request."""
     rules: OwnerRules = field(default_factory=OwnerRules)
     namespace_teams: bool = True
-    """Whether namespaces are read for their teams, cost labels and policies."""
+    """Whether namespaces are read, for teams, cost labels and policies."""
     reservation_namespaces: tuple[str, ...] = ()
     own_pod: tuple[str, str] | None = None
 
 
 class Metadata:
-    """All API data that the agent needs; a failing part does not affect the others.
+    """Reads all API data that the agent needs; a failure of one part does not affect the others.
 
     Args:
         settings: Configuration.
         clock: Returns the current Unix time.
-        random: Returns 0..1, for waits that differ between thousands of agents.
+        random: Returns 0..1, for jitter between thousands of agents.
     """
 
     def __init__(self, settings: MetadataSettings, *, clock: Callable[[], float], random: Callable[[], float]) -> None:
@@ -253,7 +253,7 @@ class Metadata:
 
     @property
     def _is_other_node(self) -> bool:
-        """Whether the API has no node of the configured name, so that an empty list of its pods is not reliable."""
+        """Whether the API has no node with the configured name, so that an empty list of its pods is not reliable."""
         return self._is_node_absent and not self._pods.items
 
     @property
@@ -288,7 +288,7 @@ class Metadata:
 
     @property
     def _problem(self) -> str:
-        """The missing data and the fix, in one line; empty without a problem."""
+        """Missing data and the fix, in one line; empty without a problem."""
         parts = [
             (error.reason, f"{error}; {without}")
             for error, without in ((self._node.problem, _WITHOUT_NODE), (self._namespaces.problem, _WITHOUT_NAMESPACES))
@@ -298,25 +298,25 @@ class Metadata:
             wrong = f"the API at {self._client.address} has no node {self._settings.node!r}"
             parts.insert(0, ("not_found", f"{wrong}, the value of --node-name: {NAME_NODE}"))
         parts += self._dra.problems
-        # If the API itself does not answer, one message is enough, and not one for each part.
+        # If the API does not answer, one message is enough for all parts.
         lines = [text for reason, text in parts if not self._pods.problem or reason == "forbidden"]
         return "; ".join(dict.fromkeys(filter(None, [self._pods.problem, *lines, *self._unexpected.values()])))
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Counts since the start by reason, prefixed with the part except for pods."""
+        """Counts since the start by reason, with the part as prefix except for pods."""
         parts = {name: part.errors for name, part in self._lookups.items()} | self._dra.errors
         by_part = {f"{part}_{reason}": count for part, counts in parts.items() for reason, count in counts.items()}
         return {**self._pods.errors, **by_part}
 
     @property
     def answered(self) -> bool:
-        """Whether each part was read once, or cannot be read now."""
+        """Whether each part was read at least once, or cannot be read now."""
         by_name = all(one.answered for one in self._lookups.values())
         return by_name and self._pods.answered and self._dra.answered
 
     async def run(self) -> None:
-        """Read and follow everything until cancelled."""
+        """Read and follow all parts until cancelled."""
         try:
             await asyncio.sleep(self._settings.start_jitter_seconds * self._client.random())
             async with asyncio.TaskGroup() as group:
@@ -328,7 +328,7 @@ class Metadata:
             await self._client.close()
 
     async def _run_on(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a part until cancelled: an unexpected error must not end the agent, which meters without the API too."""
+        """Run a part until cancelled; restart it after unexpected errors, since the agent also meters without it."""
         while True:
             try:
                 await run()
@@ -372,7 +372,7 @@ class Metadata:
         return self._evidence
 
     def facts(self, namespace: str, pod: str) -> PodFacts | None:
-        """Return the owner and facts of a pod; ``None`` until it and, where needed, its namespace are known."""
+        """Return the owner and facts of a pod; ``None`` until the pod and, if needed, its namespace are known."""
         name = (namespace, pod)
         found = self._endings.find(name)
         if found is None:
@@ -399,7 +399,7 @@ class Metadata:
         return space
 
     def _advance(self, now: float) -> None:
-        """Advance the internal time by at most one step of the agent, so a change of the clock has no effect."""
+        """Advance the internal time by at most ``_LONGEST_STEP_SECONDS``, so that clock changes have no effect."""
         if self._last_now is not None:
             self._steady += min(max(now - self._last_now, 0.0), _LONGEST_STEP_SECONDS)
         self._last_now = now
@@ -417,7 +417,7 @@ def _remark(skew_seconds: float | None) -> str:
 
 
 def _has_finished(name: PodName, listed: Mapping[str, Any]) -> bool:
-    """Return whether one pod has finished; a pod missing in the API may be a static one without a mirror."""
+    """Return whether a pod has finished; a pod that the API lacks may be a static pod without a mirror."""
     for item in listed.get("items") or ():
         if key_of(item) == name:
             return mapping_at(item, "status").get("phase") in _FINISHED
