@@ -21,7 +21,7 @@ from exporter.model.fields import Field
 EXIT_FRESH_PROCESS_NEEDED = 3
 _HEARTBEAT_SECONDS = 1.0
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Blocked, so that they end a pause and never interrupt a call of the driver."""
+"""Signals that end the process. They are blocked, so that they end a pause but never interrupt a driver call."""
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("exporter.gpu.child")
@@ -32,19 +32,19 @@ class ReadingSource(Protocol):
 
     name: str
     announce: Callable[[], None]
-    """Set by ``run``; the source calls it before a step of a sample that may take long."""
+    """Function that the source calls before a slow step of a sample; set by ``run``."""
     waits_seconds: tuple[float, float]
     """First and longest wait between two attempts to open the source; it doubles with each failure."""
 
     @property
     def fresh_process_reasons(self) -> frozenset[str]:
-        """Reasons that need a new process: a library that was replaced on disk stays mapped in this one."""
+        """Reasons that need a new process, because a library that was replaced on disk stays mapped in this process."""
 
     @property
     def fresh_arguments(self) -> tuple[str, ...]:
-        """Arguments of a new process that takes the place of this one, for the same parent.
+        """Arguments with which this process replaces itself, with the same parent.
 
-        Empty if the parent must start it.
+        Empty if the parent must start the new process.
         """
 
     def open(self) -> None:
@@ -63,7 +63,7 @@ class ReadingSource(Protocol):
 
 
 def _pause(seconds: float) -> bool:
-    """Wait, and return whether this process was asked to end; also for a signal from before."""
+    """Wait, and return whether this process has received a signal to end, also before the wait."""
     return signal.sigtimedwait(_END_SIGNALS, max(0.0, seconds)) is not None
 
 
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _source(arguments: argparse.Namespace) -> ReadingSource:
-    # The binding is loaded late, so that it cannot write to the stream of readings; and only the selected one.
+    # Only the selected binding is loaded, and late, so that it cannot write to the stream of readings.
     fields = parse_fields(arguments.fields)
     if arguments.dcgm_address:
         from exporter.gpu.dcgm.session import DcgmSource  # noqa: PLC0415 - see above
@@ -124,9 +124,9 @@ def parse_fields(text: str) -> frozenset[Field]:
 
 
 def prepare_process() -> BinaryIO:
-    """Set this process up as a child and return the stream for its readings.
+    """Prepare this process as a child, and return the stream for its readings.
 
-    The process ends with its parent whatever it is doing. Output of libraries goes to standard error, where it
+    The process ends with its parent in any state. Output of libraries is redirected to standard error, so that it
     cannot garble the readings.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
@@ -140,12 +140,12 @@ def prepare_process() -> BinaryIO:
 
 
 def run(source: ReadingSource, out: BinaryIO, interval_seconds: float) -> int:
-    """Open the source, write a line per sample, and open it again whenever it fails, until SIGTERM.
+    """Open the source, write a line per sample, and open it again after failures, until SIGTERM.
 
     Args:
         source: The source to sample.
         out: Stream for the lines; the result of ``prepare_process``.
-        interval_seconds: Time between the starts of two samples; a sample that takes longer skips some.
+        interval_seconds: Time between the starts of two samples; after a slower sample, some are skipped.
 
     Returns:
         The exit code: 0 after SIGTERM or when the pipe is closed, ``EXIT_FRESH_PROCESS_NEEDED`` when only a
@@ -207,7 +207,7 @@ def _samples(source: ReadingSource, interval_seconds: float, say: Callable[..., 
 
 
 def _is_asked_to_end(seconds: float, heartbeat: Callable[[], None]) -> bool:
-    """Wait, with a heartbeat: the parent considers a silent child hung."""
+    """Wait with a heartbeat, because the parent considers a silent child hung; return whether to end."""
     until, asked = time.monotonic() + seconds, False
     while not asked and (left := until - time.monotonic()) > 0:
         asked = _pause(min(left, _HEARTBEAT_SECONDS))
@@ -220,7 +220,7 @@ def _say(out: BinaryIO, name: str, state: SourceState, reason: str = "", message
 
 
 def _write(out: BinaryIO, line: bytes) -> None:
-    """Write a whole line: a pipe accepts a long one in pieces."""
+    """Write a whole line; a pipe accepts long lines in pieces."""
     rest = memoryview(line)
     while rest:
         rest = rest[out.write(rest) :]

@@ -1,4 +1,4 @@
-"""Merges the readings of two sources: NVML's values first, DCGM's where NVML has none or does not answer."""
+"""Merges readings of NVML and DCGM; DCGM's values are used if NVML has none or does not answer."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from exporter.model.devices import DeviceState, GpuReading, MigReading, Reading
 from exporter.model.fields import CODECS, COUNTERS, PROFILING, Field
 
 SLOW_COUNTER_SECONDS = 60.0
-"""Maximum age of a DCGM counter: DCGM measures slow fields every 10 s, and three of those may be missing."""
+"""Maximum age of a DCGM counter: DCGM measures slow fields every 10 s, and several may be missing."""
 _RISING = frozenset(one for one in Field if one in COUNTERS)
-"""Fields that only rise until the driver is loaded again, and that both sources can report."""
+"""Fields that only rise until the driver is loaded again."""
 Values = Mapping[Field, int | float]
 _UP = DeviceState.UP
 
@@ -27,21 +27,21 @@ _FALLBACK = frozenset(
         Field.TOTAL_ENERGY_CONSUMPTION,
     }
 )
-"""Enough fields to attribute use while NVML does not answer; without its codecs, a transcoder would look idle."""
+"""Fields to attribute use while NVML does not answer, with codecs, so that a transcoder does not look idle."""
 _ACTIVITY = frozenset({Field.PROF_GR_ENGINE_ACTIVE})
 
 
 def supplement(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return the fields to read from DCGM in addition to NVML: those that NVML may lack, and a few as a fallback.
+    """Return the fields to read from DCGM in addition to NVML: fields that NVML may lack, and a few as a fallback.
 
-    Codecs are both: for a GPU before Hopper in MIG mode, NVML does not report them.
+    Codecs belong to both groups: NVML does not report them for a GPU before Hopper in MIG mode.
     """
     wanted = frozenset(fields) | _ACTIVITY | CODECS
     return frozenset(one for one in wanted if one.only_dcgm or one in PROFILING) | _FALLBACK | {Field.XID_ERRORS}
 
 
 def alone(fields: Iterable[Field]) -> frozenset[Field]:
-    """Return the fields to read from DCGM without NVML: all that it has, always with Xid events and codecs."""
+    """Return the fields to read from DCGM without NVML: all that DCGM has, always with Xid events and codecs."""
     return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
 
 
@@ -60,13 +60,13 @@ class MergeMemory:
     at: float = -math.inf
     """Instant of the newest merged reading."""
     profiled: bool = False
-    """Whether DCGM had profiling values in it."""
+    """Whether the newest merged reading has profiling values of DCGM."""
     nvml: Reading | None = None
     """NVML's newest reading."""
     dcgm_uuids: frozenset[str] = frozenset()
     """UUIDs of all GPUs that DCGM has ever reported."""
     other_machine: bool = False
-    """Whether DCGM's newest reading has none of NVML's GPUs: its engine is on another machine."""
+    """Whether the newest DCGM reading has no GPU of NVML, because its engine is on another machine."""
     counters: Mapping[tuple[str, Field], _Counted] = field(default_factory=dict)
     """Counters by UUID of the GPU and field."""
 
@@ -79,27 +79,27 @@ def merge(
     away: str = "stale",
     patience_seconds: float = SLOW_COUNTER_SECONDS,
 ) -> tuple[Reading | None, MergeMemory]:
-    """Return the readings of both sources as one, and the memory for the next call; pure.
+    """Merge the readings of both sources; return the result and the memory for the next call; pure.
 
     - While NVML answers, GPUs, their state, MIG instances and processes are NVML's. For a GPU that both sources list
       and that is up, DCGM adds the quantities that NVML did not measure. A GPU that only DCGM knows is added whole,
       under a separate index if NVML uses its index for another.
     - While NVML does not answer, DCGM's reading is used whole, under the identities that NVML reported before.
     - An engine with none of NVML's GPUs is on another machine: its reading is not used.
-    - A counter lower than the other source's earlier value is left out until it has caught up: a difference would
-      count all of it again.
+    - A counter below the earlier value of the other source is left out until it reaches that value. Otherwise, a
+      difference would count the whole counter again.
 
     Args:
         nvml: NVML's reading; ``None`` while it does not answer.
         dcgm: DCGM's reading of about the same time; ``None`` without a recent one.
         memory: Memory that the previous call returned.
         away: Reason why NVML does not answer, in snake case.
-        patience_seconds: Time after which a counter that is still lower has really restarted.
+        patience_seconds: Time after which a counter that is still lower counts as restarted.
 
     Returns:
-        A reading at the instant of NVML's, or of DCGM's if NVML does not answer; ``from_dcgm`` names DCGM's values.
-        For an ``nvml`` that was merged before, a reading at DCGM's instant if DCGM begins to profile, which does not
-        wait for NVML. ``None`` if no reading is newer than in the previous call.
+        A reading at the instant of NVML's, or of DCGM's if NVML does not answer; ``from_dcgm`` has DCGM's fields. If
+        ``nvml`` was merged before and DCGM begins to profile, a reading at DCGM's instant. ``None`` if no reading is
+        newer than in the previous call.
     """
     known = nvml or memory.nvml
     if dcgm is not None:
@@ -122,7 +122,7 @@ def merge(
 
 
 def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
-    """Return whether two readings may be of the same machine: they share a GPU, or one of them has no GPUs."""
+    """Return whether two readings can be of the same machine: they share a GPU, or one of them has no GPUs."""
     ours, theirs = _uuids(nvml.gpus), _uuids(dcgm.gpus)
     return not ours or not theirs or bool(ours & theirs)
 
@@ -143,11 +143,11 @@ def _supplemented(nvml: Reading, dcgm: Reading) -> Reading:
 def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
     """Return DCGM's reading alone, under the identities that NVML reported while it answered.
 
-    A GPU that DCGM never reported is not missing but failed, for NVML's reason. NVML's data of a GPU that was not up
-    stays, as long as DCGM does not report that GPU.
+    A GPU that DCGM never reported counts as failed with NVML's reason, not as missing. NVML's data of a GPU that was
+    not up stays while DCGM does not report that GPU.
 
     Returns:
-        ``None`` for an engine that was started without a driver: it has no GPUs, which does not make them missing.
+        The reading; ``None`` for an engine without GPUs that was started without a driver, since they are not missing.
     """
     before = memory.nvml or replace(dcgm, gpus=())
     known, here = {gpu.uuid: gpu for gpu in before.gpus}, _uuids(dcgm.gpus)
@@ -166,7 +166,7 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
 def _without_fallen(
     reading: Reading, before: Mapping[tuple[str, Field], _Counted], patience_seconds: float
 ) -> tuple[Reading, Mapping[tuple[str, Field], _Counted]]:
-    """Return a reading without counters lower than the other source's, and the current values of all counters."""
+    """Return a reading without counters below those of the other source, and the current values of all counters."""
     counters, gpus = dict(before), []
     for gpu in reading.gpus:
         fallen = set()
@@ -186,7 +186,7 @@ def _without_fallen(
 
 
 def _profiles(merged: Reading) -> bool:
-    """Return whether DCGM has profiling values that NVML does not have."""
+    """Return whether a merged reading has profiling values of DCGM."""
     measured = ((gpu.from_dcgm, *(part.from_dcgm for part in gpu.instances)) for gpu in merged.gpus)
     return any(not PROFILING.isdisjoint(fields) for of_gpu in measured for fields in of_gpu)
 
@@ -208,10 +208,10 @@ def _with_more(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
 
 
 def _instances(ours: GpuReading, theirs: GpuReading) -> tuple[MigReading, ...]:
-    """Return NVML's instances, or DCGM's if NVML reports that there are some but not which ones.
+    """Return NVML's instances, or DCGM's if NVML reports MIG mode but no instances.
 
-    If NVML lists instances, one that only DCGM lists belongs to a former layout: with it, the GPU would have more
-    parts than it can have.
+    If NVML lists instances, an instance that only DCGM lists belongs to a former layout. With it, the GPU would have
+    too many parts.
     """
     if not ours.instances:
         return _by_dcgm(theirs).instances if ours.gpu.mig_enabled else ()
@@ -229,7 +229,7 @@ def _filled(ours: Values, theirs: Values) -> tuple[Values, frozenset[Field]]:
 
 
 def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
-    """Return DCGM's GPU under the identities that NVML reported before, if it did."""
+    """Return DCGM's GPU under the identities that NVML reported before, if any."""
     known = {part.uuid: part.instance for part in before.instances} if before else {}
     labels = {**gpu.gpu.labels, **before.gpu.labels} if before else {}
     return replace(
@@ -244,7 +244,7 @@ def _by_dcgm(gpu: GpuReading, before: GpuReading | None = None) -> GpuReading:
 
 
 def _reports_anything(gpu: GpuReading) -> bool:
-    """Return whether DCGM reports more about a GPU than that it once existed."""
+    """Return whether DCGM reports data of a GPU, not only its earlier existence."""
     if gpu.state is DeviceState.MISSING:
         return False
     return gpu.state is not _UP or bool(gpu.values) or any(part.values for part in gpu.instances)

@@ -1,7 +1,7 @@
-"""The messages between a source's child process and its parent.
+"""Encodes and decodes the messages between the child process of a source and its parent.
 
 The child writes one line per reading or status, a compact JSON object. Its standard input is a file in memory, in which
-it records the GPU of its current driver call: a hung child can write no line.
+it records the GPU of its current driver call, because a hung child cannot write a line.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def encode(message: Reading | SourceStatus) -> bytes:
     """Return one JSON line, with its newline.
 
     Raises:
-        ValueError: A value is NaN or infinite; a source leaves such a value out.
+        ValueError: A value is NaN or infinite; sources leave such values out.
     """
     kind = "reading" if isinstance(message, Reading) else "status"
     return json.dumps({kind: message}, separators=(",", ":"), allow_nan=False, default=row).encode() + b"\n"
@@ -42,7 +42,7 @@ def decode(line: bytes) -> Reading | SourceStatus:
         start = line[:80].decode("utf-8", "replace")
         message = f"the source's process sent a line that is not a reading ({error!r}): {start!r}"
         raise SourceError("garbled", message) from error
-    # The second entry of a GPU is left out: numbers change while one is lost, and it would be metered twice.
+    # A second entry of a GPU, possible while numbers change after a loss, is left out: it would be metered twice.
     gpus: dict[str, GpuReading] = {}
     for gpu in reading.gpus:
         gpus.setdefault(gpu.uuid, gpu)
@@ -55,13 +55,13 @@ def open_note() -> int:
 
 
 def note_asked(index: int | None) -> None:
-    """Record the index of the GPU that this process calls the driver for now; ``None``: not for a single one."""
+    """Record the index of the GPU of the current driver call; ``None`` for a call without a single GPU."""
     with contextlib.suppress(OSError):  # a child that was started by hand has a terminal as its input
         os.pwrite(0, str(-1 if index is None else index).ljust(_NOTE_BYTES).encode(), 0)
 
 
 def asked(note: int) -> int | None:
-    """Return the index of the GPU that a child recorded last, or ``None``."""
+    """Return the index of the GPU that a child recorded last; ``None`` without one."""
     text = os.pread(note, _NOTE_BYTES, 0).strip()
     return int(text) if text and text != b"-1" else None
 

@@ -1,4 +1,4 @@
-"""Parent side of a source: keeps a child process running, kills it when it hangs, and never blocks."""
+"""Runs a source in a child process: keeps the child running, kills it when it hangs, and never blocks."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ _SETTLED_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _STUCK_LIMIT = 3
 _LAST_CHANCE_SECONDS = 1.0
-"""Additional time for a silent child: both processes may have been stopped, by a debugger or with their machine."""
+"""Additional time for a silent child, because a debugger or a pause of the machine may have stopped both processes."""
 _READY_READINGS = 3
-"""Readings after which a new child has measured everything: means need two samples, processes need three."""
+"""Readings after which a new child has measured all values: means need two samples, processes need three."""
 _FIRST_RENEWAL_SECONDS = 1.0
 _LONGEST_RENEWAL_SECONDS = 300.0
 _WELL = frozenset({SourceState.STARTING, SourceState.UP, SourceState.RELEASED})
@@ -73,8 +73,9 @@ class _Child:
 class Worker:
     """One source in a child process.
 
-    A GPU with hanging calls affects only itself: the child is killed, and the next one leaves that GPU out. Successors
-    retry it at increasing intervals; one takes over once it has measured the GPU. Until then, the current child works.
+    A GPU with hanging calls does not affect other GPUs: the child is killed, and the next child leaves that GPU out.
+    Successors try it again at increasing intervals. A successor takes over when it has measured the GPU; until then,
+    the current child works.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Worker:
     interval_seconds: float
     """Time between the child's samples."""
     deadline_seconds: float = 10.0
-    """Maximum silence of a child that has sent a reading before it is killed; at least three intervals."""
+    """Maximum silence of a child after its first reading, before it is killed; at least three intervals."""
     start_deadline_seconds: float = 60.0
     """Maximum silence while it opens the driver."""
     env: Mapping[str, str] | None = None
@@ -103,14 +104,14 @@ class Worker:
         self._readings: deque[Reading] = deque(maxlen=_KEPT_READINGS)
         self._child: _Child | None = None
         self._successor: _Child | None = None
-        """A child that has measured everything and is used next."""
+        """Child that has measured all values and is used next."""
         self._prepared: _Child | None = None
-        """A child that may become the successor."""
+        """Child that may become the successor."""
         self._renewal_asked = asyncio.Event()
         self._gpus: tuple[GpuReading, ...] = ()
         """GPUs of the newest reading."""
         self._hung: dict[int, GpuReading | None] = {}
-        """GPUs that hang, by index, as readings show them in the meantime; ``None``: never seen before."""
+        """GPUs that hang, by index, in the form for readings; ``None`` for a GPU without earlier readings."""
         self._patience: asyncio.Timeout | None = None
         """Limit of the current wait for a message."""
         self._patience_seconds = self.start_deadline_seconds
@@ -120,7 +121,7 @@ class Worker:
         self._heard = False
         self._failure = ""
         self._leave_by: float | None = None
-        """Time at which the child must have ended, after it was asked to; its messages no longer count."""
+        """Time at which a child that was asked to end must have ended; its messages no longer count."""
         self._released_until = -math.inf
         self._release_asked = asyncio.Event()
 
@@ -137,7 +138,7 @@ class Worker:
 
     @property
     def well_gpus(self) -> int | None:
-        """GPUs of its newest reading that are up, or that hang and are retried anyway; ``None`` while not up."""
+        """Number of GPUs that are up in the newest reading, or that hang and are retried; ``None`` while not up."""
         if self.status.state is not SourceState.UP:
             return None
         hung = {gpu.uuid for gpu in self._hung.values() if gpu}
@@ -148,7 +149,7 @@ class Worker:
         return tuple(self._readings.popleft() for _ in range(len(self._readings)))
 
     def release(self, seconds: float) -> None:
-        """Close the driver for a time, so that a GPU can be reset or the driver replaced; 0 ends that time now."""
+        """Close the driver for a time, so that a GPU can be reset or the driver replaced; 0 opens it now."""
         self._released_until = _now() + seconds
         self._release_asked.set()
         if seconds <= 0:
@@ -165,14 +166,14 @@ class Worker:
         self._renewal_asked.set()
 
     def use(self, command: Sequence[str]) -> None:
-        """Use another command from now on; a child of the current one ends, and the next one starts at once."""
+        """Use another command; the current child ends, and the next child starts at once."""
         if tuple(self.command) != tuple(command):
             self.command = command
             self._backoff_seconds = 0.0
             self._send_away(signal.SIGTERM, _GRACE_SECONDS)
 
     async def run(self) -> None:
-        """Run the source until cancelled; all its children have ended when this returns."""
+        """Run the source until cancelled; all its children have ended on return."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._renew_when_due())
@@ -209,7 +210,7 @@ class Worker:
                 pause_seconds = _FIRST_RENEWAL_SECONDS
 
     async def _renew(self) -> None:
-        """Try successors without the GPUs at which the earlier ones hung, while that may recover another GPU."""
+        """Try successors without the GPUs at which earlier successors hung, while that may recover another GPU."""
         left_out: set[int] = set()
         while True:
             hung_at = await self._prepare(frozenset(left_out))
@@ -241,9 +242,9 @@ class Worker:
         return None
 
     async def _is_ready(self, child: _Child) -> bool:
-        """Return whether a child has measured everything, and has a GPU up that is not up in the current child.
+        """Return whether a child has measured all values, and has a GPU up that is not up in the current child.
 
-        It cannot take over from an ended child: the next one may be starting, and both would stay.
+        It cannot take over from an ended child, because the next child may be starting, and both would stay.
         """
         if self._is_released():
             return False
@@ -279,7 +280,7 @@ class Worker:
         self._set(SourceState.STARTING)
 
     async def _back_off(self, lived_seconds: float) -> None:
-        """Wait before the next child: not at all after a long life, increasingly after consecutive failures."""
+        """Wait before the next child: not after a long life, increasingly long after consecutive failures."""
         if self._heard and lived_seconds >= _SETTLED_SECONDS:
             self._backoff_seconds = 0.0
         seconds = self._backoff_seconds
@@ -344,7 +345,7 @@ class Worker:
         """Wait for the end of a child and return its exit code; ``None`` if it cannot be killed."""
         try:
             code = await self._reap(child.process, at_once=at_once)
-            # The last lines of its log contain the cause of its end.
+            # The last lines of the log have the cause of the end.
             await asyncio.wait({child.relay}, timeout=_LAST_WORDS_SECONDS)
         finally:
             child.relay.cancel()
@@ -365,7 +366,7 @@ class Worker:
             except TimeoutError:
                 if last_chance or self._leaves():
                     raise
-                # After this process itself was stopped, its timer fires before it reads the child's messages.
+                # If this process was stopped, its timer fires before it reads the messages of the child.
                 seconds, last_chance = _LAST_CHANCE_SECONDS, True
                 continue
             finally:
@@ -401,7 +402,7 @@ class Worker:
             if not self._leaves():
                 self._set(SourceState.UP)
         elif message.state is not SourceState.STARTING and not self._leaves():
-            # A restart after a failure: until it has succeeded, the failure stays the state.
+            # During a restart after a failure, the failure stays the state until the restart succeeds.
             if message.reason != self._failure:
                 self.errors[message.reason] += 1
             self._failure = message.reason
@@ -427,9 +428,9 @@ class Worker:
             self.errors["hung"] += 1
             source, fix = _HUNG_WORDS.get(self.name, _HUNG_WORDS["nvml"])
             if hung_at is None:
-                self._hung.clear()  # the driver as a whole hangs, so no single GPU is the cause
+                self._hung.clear()  # the whole driver hangs, so no single GPU is the cause
             else:
-                # It is left out from now on; its holders keep it.
+                # The GPU is left out from now on; its holders keep it.
                 last = next((gpu for gpu in self._gpus if gpu.gpu.index == hung_at), None)
                 self._hung[hung_at] = last and last.without_values(DeviceState.FAILED, "hung")
                 self._renewal_asked.set()
@@ -440,15 +441,15 @@ class Worker:
             )
             self._set(SourceState.HUNG, "hung", message)
         elif not self._failure:
-            # A child that reported a failure and ended has failed; it did not die.
+            # A child that ends after it has reported a failure does not count as died.
             self.errors["died"] += 1
             how = "cannot be killed" if code is None else _how_it_ended(code)
             self._set(SourceState.DIED, "died", f"the source's process {how}; another one is started")
 
     async def _reap(self, process: asyncio.subprocess.Process, *, at_once: bool) -> int | None:
-        """Wait until a child has ended, killing it if it does not; ``None`` if it cannot be killed.
+        """Wait for the end of a child, and kill it if necessary; return ``None`` if it cannot be killed.
 
-        On cancellation, it kills the child at once and is cancelled only when the child has ended.
+        After a cancellation, the child is killed at once, and this call is cancelled only after the child's end.
         """
         gone = asyncio.create_task(process.wait())
         try:
@@ -460,7 +461,7 @@ class Worker:
                 await _outlast_cancellation(gone, _GRACE_SECONDS)
         if gone.done():
             return gone.result()
-        # Stuck in the kernel, where no signal reaches it: do not wait, its end is noticed later.
+        # The child is stuck in the kernel, where no signal reaches it: do not wait, its end is detected later.
         self.errors["unkillable"] += 1
         _log.warning("process %d cannot be killed: it is stuck in the driver", process.pid)
         self._stuck.add(gone)
@@ -480,7 +481,7 @@ def _now() -> float:
 
 
 async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event for a time at most, and clear it."""
+    """Wait for an event for a limited time, and clear it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -498,7 +499,7 @@ def _kill_group(process: asyncio.subprocess.Process, number: signal.Signals) -> 
 
 
 async def _outlast_cancellation(task: asyncio.Task[int], seconds: float) -> None:
-    """Wait for a task for a time; if cancelled, continue to wait and be cancelled at the end."""
+    """Wait for a task for a limited time; after a cancellation, continue to wait and raise it at the end."""
     until = _now() + seconds
     cancelled: asyncio.CancelledError | None = None
     while not task.done() and (left := until - _now()) > 0:

@@ -1,4 +1,4 @@
-"""Connects to a DCGM host engine: finds it, interprets its return codes, and handles its absence."""
+"""Connects to a DCGM host engine, and converts return codes and failures to errors with a fix."""
 
 import ctypes
 import socket
@@ -37,14 +37,14 @@ def knock(address: str, timeout_seconds: float) -> str:
 
 EMBEDDED = "embedded"
 MISMATCH = "dcgm_version_mismatch"
-"""Reason: engine and library have different major versions."""
+"""Reason of an engine and a library with different major versions."""
 _CONNECT_SECONDS = 3.0
 _SILENT_PART = 0.8
-"""Part of the connection timeout after which the engine counts as silent; a refusal is quicker."""
+"""Part of the connection timeout after which an engine counts as silent; refusals are faster."""
 _UNINITIALIZED = -10
 _GONE = frozenset({Code.CONNECTION_LOST, _UNINITIALIZED})
 _REFUSED = _GONE | {Code.VERSION_MISMATCH}
-"""Codes of an engine that refuses to report its version; an engine that cannot report it is accepted."""
+"""Codes with which an engine refuses to report its version; an engine that cannot report it is accepted."""
 _AUTOMATIC = 1
 
 
@@ -75,7 +75,7 @@ _PROBLEMS = {
     " every minute",
 }
 _WITHOUT_VALUES = frozenset({"dcgm_no_values", "dcgm_no_gpus", "dcgm_limit_reached"})
-"""Problems of an engine that answers: it stays connected."""
+"""Reasons of engines that answer; the connection stays open."""
 
 
 def problem(reason: str, address: str, **facts: object) -> SourceError:
@@ -84,7 +84,7 @@ def problem(reason: str, address: str, **facts: object) -> SourceError:
     Args:
         reason: A reason of the table.
         address: Address of the engine.
-        facts: Other facts that the text contains.
+        facts: Other values in the text.
     """
     kind = NoValuesError if reason in _WITHOUT_VALUES else SourceError
     return kind(reason, _PROBLEMS[reason].format(address=address, **facts))
@@ -122,7 +122,7 @@ def advice_of(reason: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """An open connection, until ``close`` or until a call reports that it is gone."""
+    """Connection to an engine; it is open until ``close``, or until a call reports its loss."""
 
     library: Library
     """Library that opened it."""
@@ -220,7 +220,7 @@ def connect(
     """
     library = libdcgm.load()
     try:
-        # The library itself uses its whole timeout for a closed port and has one code for all errors.
+        # For a closed port, the library itself waits for its whole timeout and has one code for all errors.
         reached = address if address == EMBEDDED else (library.knock or knock)(address, _CONNECT_SECONDS)
     except (OSError, UnicodeError) as error:
         raise _unreachable(address, error) from error
@@ -234,7 +234,7 @@ def connect(
     connected = code = _open(library, reached, handle)
     engine = Engine(library=library, handle=handle, address=address, count=count, progress=progress)
     if connected == Code.OK:
-        # It returns OK also for a failed login, and closes the connection: the next call fails.
+        # It also returns OK for a failed login and closes the connection, so that the next call fails.
         code, engine.version = _version_of(library, "dcgmHostengineVersionInfo", handle)
     if code in _REFUSED or connected != Code.OK:
         silent = monotonic() - started >= _SILENT_PART * _CONNECT_SECONDS

@@ -1,4 +1,4 @@
-"""Lists the engine's GPUs and MIG instances with identity and state."""
+"""Lists the GPUs and MIG instances of an engine, with identity and state."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ from exporter.model.fields import Field
 _NODE: Entity = (NONE, 0)
 NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES = 50, 52, 54, 55, 57, 67, 69
 _TEXTS = tuple(one for one in Field if Field.BRAND <= one <= Field.VBIOS_VERSION)
-"""The texts of a GPU, which are next to each other."""
+"""Text fields of a GPU; their ids are consecutive."""
 _IDENTITY = (NAME, NVML_INDEX, UUID, MINOR, BUS_ID, MIG_MODE, MIG_MAX_SLICES, Field.FB_TOTAL)
 _CHANGES = (UUID, MIG_MODE)
 _VERSIONS = (Field.DRIVER_VERSION, Field.NVML_VERSION)
-"""Texts of the node that are not labels of its GPUs."""
+"""Text fields of the node, which are not labels of its GPUs."""
 _FULL_COMPUTE_SLICES, _FULL_MEMORY_SLICES = 7, 8
 _MIB = 2**20
 PAUSED = "telemetry_paused"
-"""Reason: the engine does not read the GPU, which itself works."""
+"""Reason of a GPU that works but is not read by the engine."""
 _STATES = {
     0: (DeviceState.MISSING, "not_enumerated"),
     1: (DeviceState.UP, ""),
@@ -46,14 +46,14 @@ class Instance:
 
     instance: MigInstance
     measured: Entity
-    """Its GPU instance if it is the only part of that, otherwise the compute instance itself."""
+    """GPU instance if this is its only compute instance, otherwise the compute instance."""
     has_memory: bool
-    """Whether its GPU instance has no other compute instance, which would share the memory."""
+    """Whether the memory is its own, because its GPU instance has no other compute instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmDevice:
-    """One GPU in the engine; ``gpu_id`` is the engine's own number and valid for one connection."""
+    """One GPU of the engine; ``gpu_id`` is the number in the engine, valid for one connection."""
 
     gpu_id: int
     gpu: Gpu
@@ -69,7 +69,7 @@ class DcgmDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmLayout:
-    """All devices, and the place of each entity in a GPU and GPU instance: for events."""
+    """All devices, and the place of each entity in a GPU and GPU instance, for events."""
 
     devices: tuple[DcgmDevice, ...] = ()
     places: Mapping[Entity, Place] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class DcgmLayout:
 
 
 class _Row(NamedTuple):
-    """A row of the hierarchy: a GPU instance or a compute instance, and what it is a part of."""
+    """A row of the hierarchy: a GPU instance or compute instance, and its parent."""
 
     entity: Entity
     parent: Entity
@@ -118,10 +118,10 @@ class Entities:
         """Values that are the same for all devices, by field id."""
 
     def look(self, *, again: bool = False) -> DcgmLayout:
-        """Return the current devices; identities are read again if they may have changed.
+        """Return the current devices, after a new read of identities that may have changed.
 
         Args:
-            again: Whether to read everything again even if the devices are the same.
+            again: Whether to read all identities again, even if the devices are the same.
 
         Raises:
             SourceError: The engine is gone, or does not list its GPUs.
@@ -173,7 +173,7 @@ class Entities:
         return -1 if above is None else above.parent[1]
 
     def _follow_gpus(self, present: Sequence[int], *, again: bool) -> bool:
-        """Read the identity of a new or replaced GPU, or one switched to MIG or back; of all with ``again``."""
+        """Read the identities of new and replaced GPUs and after MIG changes; of all GPUs with ``again``."""
         changed = False
         values = self._live.read([(GPU, gpu_id) for gpu_id in present], _CHANGES)
         for gpu_id in present:
@@ -199,7 +199,7 @@ class Entities:
         entity = (GPU, gpu_id)
         now = self._live.read([entity], (*_IDENTITY, *self._texts))[entity]
         before = self._values.get(gpu_id, {})
-        # Values that a GPU does not report during a reset are unchanged.
+        # Values that a GPU does not report during a reset stay.
         values = {**before, **now} if now.get(UUID, before.get(UUID)) == before.get(UUID) else now
         self._values[gpu_id] = values
         uuid, slices = values.get(UUID), whole(values.get(MIG_MAX_SLICES)) or 0
@@ -226,12 +226,12 @@ class Entities:
             return
         rows = self._read_rows()
         if rows is None:
-            # No answer means no change: the earlier instances may still have holders.
+            # Without an answer, the earlier instances stay, since they may have holders.
             return
         parts = [entity for entity in rows if entity[0] == COMPUTE_INSTANCE]
         values = self._live.read(parts, (UUID,))
         # The ids of a destroyed instance are reused for the next one.
-        # An instance that is not reported now is unchanged.
+        # The UUID of an instance that is not reported now stays.
         known = self._uuids if rows == self._rows else {}
         uuids = {entity: values[entity].get(UUID, known.get(entity)) for entity in parts}
         if rows == self._rows and uuids == self._uuids and self._sizes_known and not again:
@@ -295,7 +295,7 @@ class Entities:
 
 
 def _memory_slices(gpu: Gpu, mib: int | None) -> int | None:
-    # Rounded: an instance has a little less memory than its slices, because the driver reserves some.
+    # Rounded, because an instance has slightly less memory than its slices: the driver reserves some.
     if not mib or not gpu.memory_total_bytes:
         return None
     return max(1, round(gpu.memory_slices * mib * _MIB / gpu.memory_total_bytes))

@@ -24,7 +24,7 @@ from exporter.errors import SourceError
 
 
 class Code:
-    """Return codes (dcgmReturn_t) in use. No enum: access to its members takes ten times as long."""
+    """Return codes (dcgmReturn_t) in use; not an enum, because access to its members takes ten times longer."""
 
     OK = 0
     BAD_PARAMETER = -1
@@ -81,7 +81,7 @@ PROFILING_MODULE = 8
 MODULE_LOADED, MODULE_PAUSED = 3, 5
 
 LIVE = 0x1
-"""Flag of dcgmEntitiesGetLatestValues: read from the driver now. Never with a profiling field: the engine would die."""
+"""Flag of dcgmEntitiesGetLatestValues: read from the driver now. With a profiling field, it terminates the engine."""
 SUPPORTED_ONLY = 0x1
 DISABLED = 6
 """Status of every working GPU (DcgmEntityStatus_t) while telemetry is paused."""
@@ -146,7 +146,7 @@ class FieldValueV2(Structure):
     )
 
     def record(self) -> Record:
-        """Return it without its entity."""
+        """Return the value without its entity."""
         member = {STRING: "str", DOUBLE: "dbl"}.get(self.fieldType, "i64")
         return Record(self.fieldId, self.fieldType, self.status, self.ts, getattr(self.value, member))
 
@@ -324,7 +324,7 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = {
 }
 """Functions that return a dcgmReturn_t, and their arguments."""
 _OPTIONAL = frozenset({"dcgmConnect_v3"})
-"""Functions that not every supported DCGM has."""
+"""Functions that some supported versions of DCGM lack."""
 OTHER_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "errorString": (c_char_p, (c_int,)),
     "DcgmFieldGetById": (POINTER(FieldMeta), (c_ushort,)),
@@ -332,7 +332,7 @@ OTHER_SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = {
 
 
 SONAMES = ("libdcgm.so.4", "libdcgm.so.3")
-"""Client and engine must have the same major version; the newer library is tried first."""
+"""Names of the library, newest first; client and engine must have the same major version."""
 
 
 class Library:
@@ -356,7 +356,7 @@ class Library:
         self.soname = soname
         self.knock = knock
         self.functions: dict[str, Callable[..., Any]] = {}
-        """Functions by name; without those that this version does not have."""
+        """Functions of this version by name."""
         codes = {name: (c_int, arguments) for name, arguments in SIGNATURES.items()}
         for name, (result, arguments) in {**codes, **OTHER_SIGNATURES}.items():
             function = getattr(functions, name, None)
@@ -391,7 +391,7 @@ class Library:
 
 
 class _Loaded:
-    """The library of this process; it stays loaded."""
+    """Holds the library of this process, which stays loaded."""
 
     library: Library | None = None
     preferred = SONAMES[0]
@@ -408,7 +408,7 @@ def uninstall() -> None:
 
 
 def prefer(soname: str) -> None:
-    """Make ``load`` try this library first."""
+    """Set the library that ``load`` tries first."""
     _Loaded.preferred = soname
 
 
@@ -416,7 +416,7 @@ def load() -> Library:
     """Load libdcgm if it is not loaded yet.
 
     Raises:
-        SourceError: There is none (reason ``dcgm_library_not_found``), or it is too old.
+        SourceError: The library is not found (reason ``dcgm_library_not_found``), or is too old.
     """
     if _Loaded.library is None:
         _Loaded.library = _open()
@@ -427,7 +427,7 @@ def _open() -> Library:
     errors = []
     for soname in sorted(SONAMES, key=lambda one: one != _Loaded.preferred):
         try:
-            # The library loads its modules itself, and they use its symbols from the process.
+            # The modules that the library loads use its symbols from the process.
             return Library(ctypes.CDLL(soname, mode=ctypes.RTLD_GLOBAL), soname)
         except OSError as error:
             errors.append(str(error))

@@ -1,4 +1,4 @@
-"""Converts DCGM records to values; drops blanks, codes, stale timestamps and impossible ratios."""
+"""Converts DCGM records to values, without blanks, codes, stale values and impossible ratios."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from exporter.model.devices import ProfilingState
 from exporter.model.fields import COUNTERS, PROFILING, Field, ratio_in_range
 
 Entity = tuple[int, int]
-"""Entity group and id, in the engine's own numbers: a GPU, a GPU instance or a compute instance."""
+"""Entity group and id in the engine, of a GPU, a GPU instance or a compute instance."""
 Value = int | float | str
 _USABLE = frozenset({library.DOUBLE, library.INTEGER, library.STRING, library.TIMESTAMP})
 _BLANK_LARGE = frozenset(range(0x7FFFFFFFFFFFFFF0, 0x7FFFFFFFFFFFFFF4))
@@ -20,11 +20,11 @@ _BLANK_SMALL = frozenset(range(0x7FFFFFF0, 0x7FFFFFF4))
 _BLANK_DOUBLES = frozenset(2.0**47 + one for one in range(4))
 _BLANK_TEXTS = frozenset({b"<<<NULL>>>", b"<<<NOT_FOUND>>>", b"<<<NOT_SUPPORTED>>>", b"<<<NOT_PERM>>>"})
 RATIOS = frozenset(range(1001, 1009)) | frozenset(range(1013, 1035))
-"""Profiling fields that are parts of a whole: limited to 0..1 despite the counters' noise."""
+"""Profiling fields with ratios, which are limited to 0..1 because of counter noise."""
 
 
 def decode(record: Record) -> Value | None:
-    """Return a record's value; ``None`` if it has none, or none that is usable.
+    """Return the value of a record; ``None`` without a usable value.
 
     A status of 0 does not mean that there is a value or that it is new.
     """
@@ -43,18 +43,18 @@ def decode(record: Record) -> Value | None:
 
 
 def whole(value: Value | None) -> int | None:
-    """Return a value as a whole number from 0, ``None`` if there is none or it is text."""
+    """Return a value as a whole number from 0; ``None`` without a value, or for a text."""
     return None if value is None or isinstance(value, str) or value < 0 else int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentValues:
-    """Distinguishes a current value from one of a dead watch: its timestamp changes, checked on our own clock."""
+    """Detects values of dead watches: their timestamps do not change for a time on the clock of this process."""
 
     lasts_seconds: float
     """Time for which a value with an unchanged timestamp is still valid."""
     count: Callable[[str], None]
-    """Called with a reason when a value stops changing, once each time, and for a ratio out of range."""
+    """Called with a reason, once each time that a value becomes stale, and for a ratio out of range."""
     _seen: dict[Entity, dict[int, tuple[int, float]]] = field(default_factory=dict)
 
     def values(self, entity: Entity, some: Iterable[Record], now: float) -> dict[int, Value]:
@@ -62,7 +62,7 @@ class CurrentValues:
 
         Args:
             entity: The entity.
-            some: Its records. Their timestamps are on the engine's clock, which may be another machine's.
+            some: Records of the entity. Their timestamps are of the engine's clock, possibly on another machine.
             now: Seconds of this process's monotonic clock.
         """
         seen = self._seen.setdefault(entity, {})
@@ -89,9 +89,9 @@ class CurrentValues:
 
 
 class Inbox:
-    """Receives the records of callbacks; one for the source's life, because the library is given its address.
+    """Receives the records of callbacks; a source has one for its whole life, because the library has its address.
 
-    It and its callback reference each other, so one per connection would never be freed.
+    It and its callback reference each other, so that one per connection would never be freed.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Inbox:
         self._records: dict[Entity, list[Record]] = {}
 
     def fetch(self, call: Callable[[Callable[..., int]], int]) -> tuple[int, Mapping[Entity, Sequence[Record]]]:
-        """Return the code of a call, which passes the callback on, and the delivered records by entity."""
+        """Return the code of a call that uses the callback, and the delivered records by entity."""
         self._records = {}
         return call(self._callback), self._records
 
@@ -109,9 +109,9 @@ class Inbox:
 
 
 _RECORDS = 32
-"""Maximum number of values per call: a record takes 4 KiB, whatever its content."""
+"""Maximum number of values per call; each record takes 4 KiB."""
 _NOT_LIVE = frozenset({230})
-"""Fields of events, which cannot be read directly: the whole call would fail."""
+"""Fields of events, which cannot be read directly: they make the whole call fail."""
 
 
 class Live:
@@ -130,7 +130,7 @@ class Live:
 
         Args:
             entities: Entities of one or several groups.
-            field_ids: Fields without profiling: reading one of those directly would terminate the engine.
+            field_ids: Fields other than profiling fields, whose direct read would terminate the engine.
 
         Raises:
             SourceError: The engine is gone.
@@ -168,18 +168,18 @@ class Live:
 
 _VGPU = 2
 _OF_GPUS = frozenset({library.GPU, _VGPU, library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
-"""Levels of a GPU or a part of one; a vGPU's fields are read from its host's GPU. Others: switches, links, CPUs."""
+"""Levels of a GPU or its parts; fields of a vGPU are read from the GPU of its host. Others: switches, links, CPUs."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SessionFields:
-    """The fields of one session by how they are read."""
+    """Fields of one session, by the way in which they are read."""
 
     xids: bool
     levels: dict[int, int] = field(default_factory=dict)
     """Watched numeric fields of GPUs and their parts: entity level by field id."""
     texts: list[int] = field(default_factory=list)
-    """Text fields of GPUs; read directly, and rarely."""
+    """Text fields of GPUs, which are read directly and rarely."""
     of_the_node: list[int] = field(default_factory=list)
     """Fields without an entity."""
     left_out: dict[int, str] = field(default_factory=dict)
@@ -191,7 +191,7 @@ def sort(fields: Collection[Field], loaded: Library) -> SessionFields:
 
     Args:
         fields: Selected fields.
-        loaded: Initialised library; before that it does not know its fields.
+        loaded: Library after its initialisation, before which it does not know its fields.
     """
     found = SessionFields(xids=Field.XID_ERRORS in fields)
     for field_id in sorted(int(one) for one in fields if one < Field.OWN_FIRST and one != Field.XID_ERRORS):
@@ -231,7 +231,7 @@ def state_of(code: int) -> ProfilingState:
 
 @dataclass(slots=True)
 class Profiling:
-    """The profiling capabilities of the engine, over one connection."""
+    """Follows the profiling capabilities of the engine over one connection."""
 
     engine: Engine
     wanted: frozenset[int]
@@ -239,12 +239,12 @@ class Profiling:
     paused: bool = False
     """Whether profiling was paused at the last ``look``."""
     _can: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
-    """Code of the engine's answer, and the available fields, by its number of the GPU."""
+    """Code of the engine's answer and available fields, by its number of the GPU."""
     _asked_at: dict[int, float] = field(default_factory=dict)
     _looked_at: float = -math.inf
 
     def follow(self, gpu_ids: Iterable[int], now: float) -> None:
-        """Read the available fields of new GPUs, and again of those without any.
+        """Read the available fields of new GPUs, and again of GPUs without available fields.
 
         Args:
             gpu_ids: The engine's numbers of the GPUs.
@@ -292,7 +292,7 @@ class Profiling:
 
         Args:
             now: Seconds of the monotonic clock.
-            at_once: Whether values have stopped, or are expected again.
+            at_once: Whether to check now, because values have stopped or are expected again.
 
         Raises:
             SourceError: The engine is gone.

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 4.9
 _REREAD_SECONDS = 60.0
 _SILENT_INTERVALS = 3.0
 _field = lru_cache(maxsize=1024)(Field)
-"""Returns a field several times faster than ``Field``, which calls Python functions."""
+"""Returns the field of an id, several times faster than ``Field``."""
 _MEASURED = (DeviceState.UP, DeviceState.RESET_REQUIRED)
 _DOWN: Mapping[int, tuple[DeviceState, str]] = {
     Code.GPU_IS_LOST: (DeviceState.LOST, "gpu_is_lost"),
@@ -42,7 +42,7 @@ _NEVER = -1
 
 @dataclass(slots=True)
 class Xids:
-    """Reads the events of all GPUs and instances of one connection."""
+    """Reads the Xid events of all GPUs and instances over one connection."""
 
     engine: Engine
     every_seconds: float
@@ -52,13 +52,13 @@ class Xids:
     _groups: tuple[FieldGroup, ...] = ()
     _members: frozenset[Entity] = frozenset()
     _reported_to: dict[Entity, int] = field(default_factory=dict)
-    """Time of each entity's newest event, reported or from before, in microseconds of the engine's clock."""
+    """Time of the newest event by entity, also from before the connection, in microseconds of the engine's clock."""
 
     def follow(self, up: set[Entity], present: set[Entity]) -> None:
-        """Watch the entities that are up from now on.
+        """Watch the entities that are up.
 
-        The existing watch also keeps present ones that are lost: the event with the cause may still arrive. The engine
-        refuses them in a new watch.
+        The existing watch keeps lost entities while they are present, because the event with the cause may still
+        arrive. The engine refuses them in a new watch.
 
         Raises:
             SourceError: The engine is gone.
@@ -86,7 +86,7 @@ class Xids:
                 )
             except RefusedError as refusal:
                 self.engine.count(f"xids_{reason_of(refusal.code)}")
-                # The next look tries again.
+                # The next call of ``follow`` tries again.
                 self._members = frozenset()
 
     def read(self, places: Mapping[Entity, Place], now: float) -> tuple[XidEvent, ...]:
@@ -94,7 +94,7 @@ class Xids:
 
         Args:
             places: Place of each entity.
-            now: Unix time of this machine for the events: the engine's clock may be another machine's.
+            now: Unix time of this machine for the events; the engine may run on a machine with another clock.
 
         Raises:
             SourceError: The engine is gone.
@@ -104,7 +104,7 @@ class Xids:
             with contextlib.suppress(KeyError):
                 uuid, instance, part = places[entity]
                 event = XidEvent(uuid=uuid, xid=xid, at_seconds=now, gpu_instance_id=instance, compute_instance_id=part)
-                # The engine may report one event for a GPU and its parts: the smallest part is the most precise.
+                # The engine may report an event for a GPU and its parts; the smallest part is the most precise.
                 before = found.setdefault((uuid, xid, at), event)
                 if _depth(before) < _depth(event):
                     found[uuid, xid, at] = event
@@ -117,7 +117,7 @@ class Xids:
             return []
         newest = {entity: at for entity, _, at in latest}
         last = {entity: self._reported_to.setdefault(entity, newest.get(entity, _NEVER)) for entity in group.members}
-        # An event older than the last one was recorded after the engine's clock was set back.
+        # An event that is older than the last one means that the clock of the engine was set back.
         after = {entity: min(last[entity], at - 1) for entity, at in newest.items() if at != last.get(entity, at)}
         if not after:
             return []
@@ -139,7 +139,7 @@ class Xids:
             return sorted(events, key=lambda event: event[2])
         self.engine.count(f"xids_{reason_of(code)}")
         if code == Code.NOT_CONFIGURED:
-            # The next look watches again.
+            # The next call of ``follow`` watches again.
             self._members = frozenset()
         return None
 
@@ -150,7 +150,7 @@ def _depth(event: XidEvent) -> int:
 
 @dataclass
 class Session:
-    """State and watches of one connection."""
+    """Manages the devices and watches of one connection."""
 
     engine: Engine
     """Connected engine."""
@@ -187,7 +187,7 @@ class Session:
         self._reread_at = now if again else self._reread_at
         self.layout, self._looked_at = layout, now
         if any(device.reason == PAUSED for device in layout.devices):
-            # The engine refuses paused GPUs in new groups; existing watches continue after the pause.
+            # The engine refuses paused GPUs in new groups. Existing watches continue after the pause.
             return
         self._profiling.follow((one.gpu_id for one in layout.devices if one.state is DeviceState.UP), now)
         self._watches.follow(layout, self._profiling.fields_of, now)
@@ -212,7 +212,7 @@ class Session:
         spoke, devices = self._speaking, self.layout.devices
         self._speaking = frozenset(one.gpu.uuid for one in devices if self._watches.speaks(one.entity))
         if not spoke <= self._speaking:
-            # The state of a GPU that has no values any more is read at once.
+            # If a GPU has no values any more, its state is read at once.
             self.look(now)
         self._profiling.look(now, at_once=self._profiling.paused or self._watches.profiling_stopped)
         self._note_silence(codes, now)
@@ -224,11 +224,11 @@ class Session:
         return value if isinstance(value, str) else None
 
     def _note_silence(self, codes: Mapping[Entity, int], now: float) -> None:
-        """Record since when each GPU has no values.
+        """Record the time since which each GPU has no values.
 
         Raises:
-            NoValuesError: None of the GPUs that are up has values, or all are missing at once. That indicates a fault
-                of the engine and not of the GPUs.
+            NoValuesError: No GPU that is up has values, or all GPUs are missing at once. This indicates a fault of the
+                engine, not of the GPUs.
         """
         if all(one.state is DeviceState.MISSING for one in self.layout.devices):
             raise problem("dcgm_no_gpus", self.engine.address)
@@ -272,7 +272,7 @@ class Session:
 
 
 def _numbers(values: Mapping[int, Value], *, paused: bool) -> dict[Field, int | float]:
-    """Return the numbers; while profiling is paused, without the engine's old profiling values."""
+    """Return the numeric values; while profiling is paused, without the old profiling values of the engine."""
     return {
         _field(one): value
         for one, value in values.items()
@@ -298,7 +298,7 @@ class DcgmSource:
     name = NAME
 
     fields: frozenset[Field]
-    """Fields to read, and no others; those that DCGM lacks are absent."""
+    """Fields to read; fields that DCGM lacks are absent."""
     _: KW_ONLY
     address: str
     """Address of the engine: ``host:port``, ``unix:///path``, or ``embedded`` for one in this process."""
@@ -307,14 +307,14 @@ class DcgmSource:
     monotonic: Callable[[], float] = time.monotonic
     """Clock that times the samples, in seconds."""
     library: str = ""
-    """Name of the libdcgm to load first, after another one was not the engine's; empty for the newest."""
+    """Name of the libdcgm to load first, if another version did not match the engine; empty for the newest."""
 
     def __post_init__(self) -> None:
         """Begin without a connection."""
         prefer(self.library or SONAMES[0])
         self.announce: Callable[[], None] = lambda: None
-        """Called from time to time while the engine is slow but answers, so that it does not count as hung."""
-        # A profiling field needs one interval for its first value; with these waits it returns within two.
+        """Function that is called while the engine answers slowly, so that the child does not count as hung."""
+        # The first value of a profiling field takes one interval; with these waits, it returns within two.
         self.waits_seconds = (
             min(1.0, max(_SHORTEST_WAIT_SECONDS, self.interval_seconds / 4)),
             min(_LONGEST_WAIT_SECONDS, max(_SHORTEST_WAIT_SECONDS, self.interval_seconds / 3)),
@@ -329,19 +329,19 @@ class DcgmSource:
 
     @property
     def fresh_process_reasons(self) -> frozenset[str]:
-        """Reasons that need a new process with the other libdcgm: once for each engine, without alternating."""
+        """Reasons that need a new process with the other libdcgm: once per engine, without alternating."""
         return frozenset({MISMATCH} if self._known or not self.library else ())
 
     @property
     def fresh_arguments(self) -> tuple[str, ...]:
-        """Arguments for the other libdcgm, which may be the engine's: a process cannot use two versions."""
+        """Arguments for a process with the other libdcgm, which may match the engine."""
         return "--dcgm-library", next(soname for soname in SONAMES if soname != load().soname)
 
     def open(self) -> None:
         """Connect, find the devices and watch them.
 
         Raises:
-            SourceError: There is no library, no engine, no usable engine, no GPU; the message has the fix.
+            SourceError: The library, the engine or GPUs are missing or not usable; the message has the fix.
         """
         self._busy_since = self.monotonic()
         engine = connect(self.address, count=self._count, progress=self._progress, monotonic=self.monotonic)
@@ -363,7 +363,7 @@ class DcgmSource:
         raise problem("dcgm_no_gpus", self.address)
 
     def close(self) -> None:
-        """Close the connection with all its watches; GPUs that were seen stay known."""
+        """Close the connection with all its watches; known GPUs stay known."""
         if self._session is not None:
             session, self._session = self._session, None
             session.engine.close()

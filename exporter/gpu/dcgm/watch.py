@@ -1,4 +1,4 @@
-"""Manages the watches of one connection: plans fields, splits refused watches, and reads values."""
+"""Manages the watches of one connection: plans them, splits refused watches, and reads values."""
 
 import math
 import os
@@ -36,16 +36,16 @@ class FieldGroup:
 
     engine: Engine
     members: Sequence[Entity]
-    """Entities, of any groups; at most ``MAX_ENTITIES_PER_GROUP``."""
+    """Entities of any groups, at most ``MAX_ENTITIES_PER_GROUP``."""
     field_ids: Sequence[int]
-    """At most ``MAX_FIELDS_PER_GROUP``, each known to the library."""
+    """Field ids that the library knows, at most ``MAX_FIELDS_PER_GROUP``."""
     _: KW_ONLY
     every_seconds: float
     """Interval at which the engine measures."""
     keep_seconds: float = 0.0
-    """Time for which it keeps values, 0.0 for no limit."""
+    """Time for which the engine keeps values; 0.0 for no limit."""
     samples: int = 1
-    """Number of values that it keeps of each field."""
+    """Number of values per field that the engine keeps."""
     _group: Handle = field(default_factory=Handle, init=False)
     _fields: Handle = field(default_factory=Handle, init=False)
     _undo: list[tuple[str, tuple[Handle, ...]]] = field(default_factory=list, init=False)
@@ -66,9 +66,9 @@ class FieldGroup:
         return self._group, self._fields, microseconds, c_double(self.keep_seconds), c_int(self.samples)
 
     def renew(self) -> None:
-        """Watch again after another group with some of the same members and fields was closed.
+        """Watch again after a group with some of the same members and fields was closed.
 
-        The engine watches a field of an entity once per connection, whatever the number of groups.
+        The engine watches a field of an entity once per connection, independent of the number of groups.
 
         Raises:
             SourceError: The engine is gone.
@@ -76,7 +76,7 @@ class FieldGroup:
         self.engine.call("dcgmWatchFields", *self._watch)
 
     def _make(self) -> None:
-        # Names of field groups are global in the engine: those of two agents must not collide.
+        # Names of field groups are global in the engine, and those of two agents must differ.
         name = f"gpu-cost-exporter-{os.urandom(8).hex()}".encode()
         self._do("dcgmGroupCreate", c_int(library.EMPTY_GROUP), name, byref(self._group))
         self._undo.append(("dcgmGroupDestroy", (self._group,)))
@@ -95,7 +95,7 @@ class FieldGroup:
         """End the watch; an error of the engine is ignored.
 
         Raises:
-            SourceError: The engine is gone, and the watch with it.
+            SourceError: The engine is gone, which also ends the watch.
         """
         while self._undo:
             name, arguments = self._undo.pop()
@@ -110,7 +110,7 @@ class FieldGroup:
 
         The library makes a round trip for each entity and field.
         """
-        # It returns the time to continue from on the engine's clock, which may be set back: not used.
+        # The returned time to continue from is not used, because the clock of the engine can be set back.
         go_on = c_int64(0)
         return self.engine.call(
             "dcgmGetValuesSince_v2",
@@ -119,13 +119,13 @@ class FieldGroup:
 
 
 NOT_OF_INSTANCES = frozenset({1009, 1010, 1011, 1012})
-"""Fields of PCIe and NVLink, which belong to the board; on an instance, the engine logs an error at each interval."""
+"""Fields of PCIe and NVLink, which only the board has; on an instance, the engine logs an error at each interval."""
 
 MEMORY = frozenset({90, 92, 93, 250, 251, 252, 253, 254})
-"""Memory fields, which the compute instances of one GPU instance share."""
+"""Fields of memory, which the compute instances of one GPU instance share."""
 
 DRAM_ACTIVE = 1005
-"""Measured on a whole GPU instance; blank on a part of one, with an error in the engine's log at each interval."""
+"""Field that needs a whole GPU instance; on a part of one it is blank, and the engine logs an error per interval."""
 
 _FAST = frozenset(
     {
@@ -156,7 +156,7 @@ OF_INSTANCES = frozenset({library.GPU_INSTANCE, library.COMPUTE_INSTANCE})
 
 
 class WatchPace(Enum):
-    """How often the engine measures, and which fields share a group."""
+    """Pace of measurements; fields of different paces are in different groups."""
 
     FAST = auto()
     """Every sample."""
@@ -165,12 +165,12 @@ class WatchPace(Enum):
     PROFILING = auto()
     """Every sample, in separate groups: without the module, a whole watch fails."""
     CODECS = auto()
-    """The same for codec units; separate, because missing units are soon left out, which interrupts a group."""
+    """Like ``PROFILING``, for codec units: missing units are soon left out, which interrupts their group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Entities of one kind that are watched for the same fields."""
+    """Entities of one kind with the same watched fields."""
 
     pace: WatchPace
     members: tuple[Entity, ...]
@@ -186,7 +186,7 @@ def plan(
     """Return the watches to create; devices with the same fields are combined.
 
     Args:
-        layout: The devices; those that are not up are not watched.
+        layout: The devices; only devices that are up are watched.
         levels: Field id to the entity level of the field.
         profiled: Returns the profiling fields of a GPU, by the engine's id.
         refused: Entities and fields that the engine recently refused to watch.
@@ -221,7 +221,7 @@ def _wanted(
 
 
 def _lacking(instance: Instance) -> frozenset[int]:
-    """Return fields that an instance does not have itself."""
+    """Return the fields that an instance does not have itself."""
     shared = frozenset() if instance.has_memory else MEMORY
     is_part = instance.measured[0] == library.COMPUTE_INSTANCE
     return NOT_OF_INSTANCES | shared | frozenset({DRAM_ACTIVE} if is_part else ())
@@ -234,7 +234,7 @@ def _pace(field_id: int) -> WatchPace:
 
 
 _SHORTEST_SECONDS = {WatchPace.FAST: 0.0, WatchPace.SLOW: 10.0, WatchPace.PROFILING: 0.1, WatchPace.CODECS: 0.1}
-"""Shortest interval of each pace; for profiling, a limit of the hardware's counters."""
+"""Minimum interval of each pace; for profiling, a limit of the counters of the hardware."""
 _MISSED_UPDATES = 3.0
 _RETRY_SECONDS = 600.0
 _FULL_RETRY_SECONDS = 60.0
@@ -242,11 +242,11 @@ _SILENT_SECONDS = 10.0
 _SILENT_RETRY_SECONDS = 3600.0
 _ROUNDS = 4
 _WAIT = 1
-"""Argument of a call that makes the engine measure all due fields at once: wait for the end."""
+"""Argument of the call that makes the engine measure all due fields: wait for the end."""
 _EARLY = 0.1
-"""Part of an interval by which a read may be early."""
+"""Tolerated earliness of a read, as a part of the interval."""
 NOT_UP = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.DETACHED})
-"""Codes of a value whose entity is not up."""
+"""Codes of values of an entity that is not up."""
 _NOTHING_YET = frozenset({Code.OK, Code.NO_DATA, Code.NOT_WATCHED, Code.STALE})
 
 Values = Mapping[Entity, Mapping[int, Value]]
@@ -268,13 +268,13 @@ class _Watch:
     """Whether it had a value at the last read."""
 
     def is_awaited(self, now: float) -> bool:
-        """Return whether a first value is expected now; the engine's interval may be a little behind ours."""
+        """Return whether a first value is expected now; the interval of the engine may be slightly later."""
         age = now - self.begun_at
         begun = (1 - _EARLY) * self.group.every_seconds <= age <= _MISSED_UPDATES * self.group.every_seconds
         return self.pace is WatchPace.PROFILING and not self.spoke and begun
 
     def is_due(self, now: float) -> bool:
-        # At first with every sample: the time of the first values is unknown.
+        # At first with every sample, because the time of the first values is unknown.
         if now - self.begun_at < 2 * self.group.every_seconds:
             return True
         return now - self.read_at >= self.group.every_seconds * (0.5 - _EARLY)
@@ -282,7 +282,7 @@ class _Watch:
 
 @dataclass(slots=True)
 class Watches:
-    """All watches of one connection."""
+    """Creates and reads all watches of one connection."""
 
     engine: Engine
     interval_seconds: float
@@ -292,10 +292,10 @@ class Watches:
     levels: Mapping[int, int]
     """Fields to watch, with the entity level of each."""
     profiling_stopped: bool = False
-    """Whether profiling values existed before the last read but do not now."""
+    """Whether profiling values stopped at the last read."""
     _standing: dict[Watching, _Watch] = field(default_factory=dict)
     _refused: dict[tuple[Entity, int], tuple[int, float]] = field(default_factory=dict)
-    """Code of each refusal, and when it is tried again, by entity and field."""
+    """Code of the refusal and time of the next attempt, by entity and field."""
     _codecs: dict[Entity, Mapping[int, Value]] = field(default_factory=dict)
 
     def stands_for(self, entity: Entity) -> bool:
@@ -308,7 +308,7 @@ class Watches:
         return not self._standing and any(code == Code.LIMIT_REACHED for code, _ in self._refused.values())
 
     def refusal_of(self, entity: Entity, field_ids: Collection[int]) -> int | None:
-        """Return the code with which all of the fields were refused; ``None`` if not all were."""
+        """Return the code with which all of the fields were refused; ``None`` if some were not."""
         codes = [self._refused[entity, one][0] for one in sorted(field_ids) if (entity, one) in self._refused]
         return codes[0] if codes and len(codes) == len(field_ids) else None
 
@@ -335,11 +335,11 @@ class Watches:
             missing = [one for one in wanted if one not in self._standing]
             refusals = [one for one in missing if not self._begin(one, now)]
             made = made or len(refusals) < len(missing)
-            # Their parts were tried, and ended again.
+            # The attempts for parts of refused watches have ended watches.
             ended += refusals
             if not refusals:
                 break
-        # Last: a value that both the old and the new watch have is then never interrupted.
+        # Ended last, so that values in both the old and the new watches are not interrupted.
         for watching in [one for one in self._standing if one not in wanted]:
             self._standing.pop(watching).group.close()
             ended.append(watching)
@@ -350,7 +350,7 @@ class Watches:
             self.engine.call("dcgmUpdateAllFields", _WAIT)
 
     def _leave_out_silent(self, now: float) -> None:
-        """Refuse codec units without values: GPUs have fewer units than DCGM has fields, and engines log each miss."""
+        """Leave out codec units without values: GPUs have fewer units than DCGM has fields, and engines log errors."""
         for watching, watch in self._standing.items():
             patience = max(_SILENT_SECONDS, _MISSED_UPDATES * watch.group.every_seconds)
             if watch.pace is not WatchPace.CODECS or not watch.spoke or now - watch.begun_at < patience:
@@ -360,7 +360,7 @@ class Watches:
                     self._refused[entity, unit] = (Code.NOT_SUPPORTED, now + _SILENT_RETRY_SECONDS)
 
     def _carry_codecs(self, watching: Watching, watch: _Watch, now: float) -> None:
-        """Keep the codecs' values during a change of the plan: the first values of a new watch take an interval."""
+        """Keep values of codecs after a change of the plan, because the first values of a watch take an interval."""
         if watch.spoke:
             self._codecs.update({entity: values for entity, values in watch.values.items() if values})
         elif now - watch.begun_at <= _MISSED_UPDATES * watch.group.every_seconds:
@@ -389,14 +389,14 @@ class Watches:
         return values, codes
 
     def speaks(self, entity: Entity) -> bool:
-        """Return whether an entity had a new value at the last read, not one kept from an earlier read."""
+        """Return whether an entity had a new value at the last read, other than kept values."""
         own = [watch for watching, watch in self._standing.items() if entity in watching.members]
         quick = [watch for watch in own if watch.pace is WatchPace.FAST]
         return any(watch.values.get(entity) for watch in quick or own)
 
     @property
     def lost_one(self) -> bool:
-        """Whether the engine has dropped a watch, so that the plan must be applied again."""
+        """Whether the engine has dropped a watch, so that ``follow`` must run again."""
         return any(watch.gone for watch in self._standing.values())
 
     def _read(self, watch: _Watch, now: float) -> None:
@@ -419,7 +419,7 @@ class Watches:
         return FieldGroup(self.engine, watching.members, watching.field_ids, every_seconds=every_seconds)
 
     def _begin(self, watching: Watching, now: float) -> bool:
-        """Create a watch; if it is refused, find the entities and fields, and return False."""
+        """Create a watch; after a refusal, find the refused entities and fields, and return False."""
         try:
             group = self._group(watching)
         except RefusedError as refusal:
@@ -430,9 +430,9 @@ class Watches:
         return True
 
     def _settle(self, watching: Watching, code: int, now: float) -> None:
-        """Record the refused fields of each entity; first by entity, then by field."""
+        """Find and record the refused fields of each entity, first by entity, then by field."""
         if code == Code.LIMIT_REACHED:
-            # The engine has no room for another group now, whatever its content.
+            # The engine has no room for any further group now.
             refused, until = dict.fromkeys(watching.field_ids, code), now + _FULL_RETRY_SECONDS
         else:
             alone = {one: replace(watching, members=(one,)) for one in watching.members}

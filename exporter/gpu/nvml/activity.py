@@ -1,4 +1,4 @@
-"""Measures activity through NVML: GPM means of engines, and samples of processes."""
+"""Measures activity through NVML: GPM means of engines, and process samples."""
 
 import ctypes
 import math
@@ -16,16 +16,16 @@ from exporter.model.fields import CODECS, DECODERS, FLOW_ENGINES, JPEG_DECODERS,
 
 _MIB = 2**20
 _MINIMUM_SECONDS = 0.1
-"""Minimum distance of two samples; closer ones are not valid (a limit of the hardware's counters)."""
+"""Minimum distance of two valid samples (a limit of the counters of the hardware)."""
 OLDEST_SECONDS = 60.0
-"""A mean over a longer time is not current, unless the user's sample interval is as long: start again."""
+"""Maximum time of a current mean, unless the sample interval is longer; after it, the mean restarts."""
 _RETRY_SECONDS = 600.0
 _SOON_SECONDS = 10.0
-"""Time to the next attempt after a refusal of a metric; doubles up to ``_RETRY_SECONDS``."""
+"""Wait after a refusal of a metric; it doubles up to ``_RETRY_SECONDS``."""
 _SAMPLE, _PROBE = "sample", "probe"
 """Steps of a sampler that are left out for a time."""
 _NOISE_MIB = 1.0
-"""Limit below 0 in MiB/s: a rate below it is invalid, because its counter restarted."""
+"""Tolerated negative rate in MiB/s; a lower rate is invalid, because its counter has restarted."""
 
 METRICS: Mapping[Field, int] = {
     Field.PROF_GR_ENGINE_ACTIVE: 1,
@@ -54,7 +54,7 @@ _RATES = frozenset(field for field in METRICS if field.name.endswith("_BYTES"))
 
 
 class GpmLevel(Enum):
-    """The entity that a sampler measures; determines the available metrics."""
+    """Kind of entity that a sampler measures; determines the available metrics."""
 
     GPU = auto()
     GPU_INSTANCE = auto()
@@ -66,10 +66,10 @@ class GpmLevel(Enum):
 def fields_at(level: GpmLevel, fields: Iterable[Field]) -> dict[Field, int]:
     """Return the wanted fields that exist at a level, with their metric ids.
 
-    The codecs of an instance are always included: no other source measures them. For a whole GPU, NVML has their
-    utilisation, and DCGM provides the single units that a collectors file selects. Also always included are C2C of a
-    whole GPU, which DCGM need not try on each board without that link, and the multiprocessors' activity, which costs a
-    further pass of the profiler there, but none here.
+    Always included are codecs of instances, because no other source measures them. For a whole GPU, NVML has the
+    utilisation of codecs, and DCGM the single units that a collectors file selects. Also always included are C2C of a
+    whole GPU and the activity of multiprocessors: DCGM would try C2C on boards without that link, and would need
+    another pass of the profiler for multiprocessors.
     """
     wanted = {*fields, Field.PROF_SM_ACTIVE}
     wanted = (wanted - CODECS) | {*_C2C} if level is GpmLevel.GPU else (wanted | CODECS) - _RATES
@@ -107,7 +107,7 @@ class Sampler:
         self._driver = driver
         self._retries = Retries(driver.count, "gpm_", counts_missing=True)
         self._known: dict[Field, int] = {}
-        """Fields that this driver knew at the last check."""
+        """Fields that the driver supported at the last check, with metric ids."""
         self._probe_pause = _SOON_SECONDS
         self._old: Any = None
         self._new: Any = None
@@ -134,12 +134,12 @@ class Sampler:
         return self._values
 
     def begin_again(self) -> None:
-        """Drop means that include a time in which the device was down: they do not describe the present."""
+        """Drop means that include a time in which the device was down."""
         self._taken_at = None
         self._values = {}
 
     def close(self) -> None:
-        """Free the buffers; call it before the driver is shut down or the instance's handle is dropped."""
+        """Free the buffers; call it before the shutdown of the driver or the loss of the instance's handle."""
         for sample in (self._old, self._new):
             if sample is not None:
                 try:
@@ -178,7 +178,7 @@ class Sampler:
         return values
 
     def _ask(self, metric_ids: list[int]) -> dict[int, tuple[int, float]]:
-        """Return (return code, raw value) by metric id, of the difference new - old."""
+        """Return (return code, raw value) by metric id, for the difference of the two samples."""
         request = self._metrics
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(metric_ids)
@@ -189,9 +189,9 @@ class Sampler:
         return {slot.metricId: (slot.nvmlReturn, slot.value) for slot in request.metrics[: len(metric_ids)]}
 
     def _probe(self, now: float) -> None:
-        """Find the metrics that this driver knows: some drivers refuse a whole call for one unknown id.
+        """Find the metrics that the driver supports, because some drivers refuse a whole call for one unknown id.
 
-        A refused metric is tried again later: a single refusal does not mean that it is unknown.
+        A refused metric is tried again later, since a single refusal does not mean that it is unknown.
         """
         known = dict(self._known)
         for field, metric in self._fields.items():
@@ -219,7 +219,7 @@ _SAMPLES = "samples"
 _NO_SUCH_LIST = frozenset(
     {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
 )
-"""Codes after which a list has no process; after any other code, processes may be missing."""
+"""Codes that mean an empty process list; after any other code, processes may be missing."""
 _NO_VALUE = 2**64 - 1
 _SUCCESS = 0
 _ATTEMPTS = 3
@@ -229,7 +229,7 @@ _ENGINES = ("smUtil", "encUtil", "decUtil", "jpgUtil", "ofaUtil")
 
 
 class _LongProcessInfo(ctypes.Structure):
-    """Record of the R535 drivers up to about 535.86: 8 bytes longer under the same function name."""
+    """Process record of R535 drivers up to about 535.86, which is 8 bytes longer under the same function name."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -264,7 +264,7 @@ def record_type() -> type[ctypes.Structure]:
 
 
 def good_samples(samples: Iterable[ProcessSample], last_us: int) -> list[ProcessSample]:
-    """Drop the samples that the driver left unfilled: it returns more slots than samples, with garbage in them."""
+    """Return samples without unfilled slots: the driver returns more slots than samples, with garbage in them."""
     return [
         one
         for one in samples
@@ -275,7 +275,7 @@ def good_samples(samples: Iterable[ProcessSample], last_us: int) -> list[Process
 
 
 class Poller:
-    """Reports the processes of one GPU or MIG instance, from poll to poll.
+    """Polls the processes of one GPU or MIG instance.
 
     Args:
         handle: Handle of the GPU or MIG instance.
@@ -292,14 +292,14 @@ class Poller:
         self._last_us: int | None = None
         """Time of the newest sample so far; ``None`` before the first answer."""
         self._unsampled: tuple[int | None, ...] = (None,) * len(_ENGINES)
-        """Percents of a process without a sample: the ring leaves out idle processes."""
+        """Percents of a process without a sample; the ring leaves out idle processes."""
         self._failed_lists: set[str] = set()
-        """Existing lists with a failed last request."""
+        """Existing lists whose last request failed."""
         self._mps_clients: frozenset[int] = frozenset()
         self._hides: bool | None = None
         """Whether the last answer listed no process while memory was in use."""
         self._room = dict.fromkeys(_LISTS, _FIRST_ROOM)
-        """Size of the first attempt in records: usually enough for one call to return all."""
+        """Number of records of the first attempt, usually enough for all processes."""
 
     def poll(self, now: float, memory_used_mib: float = 0.0) -> tuple[ProcessUse, ...] | None:
         """Return the current processes; ``None`` if the driver does not report them.
@@ -308,7 +308,7 @@ class Poller:
 
         Args:
             now: Seconds; only differences matter.
-            memory_used_mib: Memory in use on the device: with more than the driver itself needs, an empty list is not
+            memory_used_mib: Memory in use on the device. If it is more than the driver needs, an empty list is not
                 reliable.
 
         Raises:
@@ -327,8 +327,8 @@ class Poller:
         samples = self._samples(now)
         hides = not memory and memory_used_mib >= NO_PROCESS_MEMORY_MIB
         if self._hides not in {None, hides}:
-            # The driver had lost its processes, or has them again: samples cover only a part of the time, and a
-            # process without one may have been busy in the rest.
+            # The driver has lost its process list, or has it again. Samples cover only a part of the time, and a
+            # process without a sample may have been busy in the rest.
             samples = None
         self._hides = hides
         result = []
@@ -354,7 +354,7 @@ class Poller:
     def _lists(self, now: float) -> dict[str, dict[int, int | None]] | None:
         """Return memory by pid of each list, or ``None`` if an existing list could not be read.
 
-        A process missing in an incomplete list would look unused.
+        A process that an incomplete list lacks would look unused.
         """
         found: dict[str, dict[int, int | None]] = {}
         for name in _LISTS:
@@ -402,7 +402,7 @@ class Poller:
             self._retries.failed(_SAMPLES, error, now)
             return None
         self._last_us = max((one.timestamp_us for one in samples), default=last_us)
-        # The first answer is the whole ring: the mean of the last ten seconds.
+        # The first answer contains the whole ring, which covers the last ten seconds.
         return None if first else {one.pid: one.percents for one in samples}
 
     def _ask_samples(self, last_us: int) -> list[ProcessSample]:

@@ -1,4 +1,4 @@
-"""Reads the values and the identity of one GPU: NVML's calls and field values by field, with unit and pace."""
+"""Reads the values and the identity of one GPU, and defines the NVML calls, units and paces of fields."""
 
 import ctypes
 import math
@@ -22,13 +22,13 @@ MIB = 2**20
 ALL_LINKS = 0xFFFFFFFF
 
 FAST, SLOW, RARE, STATIC = 0.0, 10.0, 60.0, math.inf
-"""Seconds between two reads of a value, at least: every sample, ..., until it is read once. The last value is reported
-in between."""
+"""Minimum seconds between two reads of a value: from every sample to a single read. Between reads, the last value is
+reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Getter:
-    """One driver call and the fields that its answer fills, in order; ``None`` in the answer is "not reported"."""
+    """One driver call, and the fields of its answer in order; ``None`` in the answer means "not reported"."""
 
     fields: tuple[Field, ...]
     read: Callable[[Handle], tuple[Number | None, ...]]
@@ -51,7 +51,7 @@ class FieldValue:
 
 
 def _call(name: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - pynvml is untyped
-    """Call a function of the binding; a binding of another version may lack one, and then only its field is absent."""
+    """Call a function of the binding; if this version of the binding lacks it, only its field is absent."""
     target = getattr(pynvml, name, None)
     if target is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -59,7 +59,7 @@ def _call(name: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - 
 
 
 def _either(new: str, old: str, handle: Handle, *arguments: int) -> Any:  # noqa: ANN401 - pynvml is untyped
-    """Try the newer form of a call first; older drivers lack it, and some report it as not supported."""
+    """Make the newer form of a call, or the older form if the driver lacks or does not support the newer one."""
     answer = library.optional(_call, new, handle, *arguments)
     return _call(old, handle, *arguments) if answer is None else answer
 
@@ -76,7 +76,7 @@ MEMORY_FIELDS = (Field.FB_TOTAL, Field.FB_FREE, Field.FB_USED, Field.FB_RESERVED
 def memory(handle: Handle) -> tuple[Number | None, ...]:
     """Return ``MEMORY_FIELDS`` of a GPU or MIG handle: MiB, and the used part as a ratio.
 
-    The old form of the call counts the driver's reserved memory as used and does not separate it.
+    The older form of the call includes the driver's reserved memory in the used memory.
     """
     info = library.optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, absent=_OLD_MEMORY_CALL)
     if info is None:
@@ -190,10 +190,10 @@ FIELD_VALUES = (
     FieldValue(field=Field.MEMORY_TEMP, id=82),
     FieldValue(field=Field.TOTAL_ENERGY_CONSUMPTION, id=83),
     FieldValue(field=Field.POWER_USAGE_INSTANT, id=186, convert=_watts),
-    # Not 197 and 198, bytes over PCIe: on an H100 with driver 580 they have 32 bits and wrap 13 times a second.
+    # Without 197 and 198, bytes over PCIe: with driver 580, an H100 has only 32 bits, which wrap 13 times a second.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=138, scope=ALL_LINKS, convert=_kib_to_bytes),
     FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=139, scope=ALL_LINKS, convert=_kib_to_bytes),
-    # NVLink 5 (Blackwell) counts bytes, elsewhere.
+    # NVLink 5 (Blackwell) counts bytes under another id.
     FieldValue(field=Field.NVLINK_TX_BYTES_TOTAL, id=202, scope=ALL_LINKS, since_driver=570),
     FieldValue(field=Field.NVLINK_RX_BYTES_TOTAL, id=204, scope=ALL_LINKS, since_driver=570),
     # The violations, in the same order.
@@ -217,7 +217,7 @@ FIELD_VALUES = (
     _slow(Field.NVLINK_ERROR_DL_RECOVERY, 162),
     _slow(Field.NVLINK_ERROR_DL_CRC, 163),
     _slow(Field.PCIE_COUNT_CORRECTABLE_ERRORS, 173),
-    # NVLink 5 (Blackwell) counts its errors elsewhere too; symbol errors are left to its error correction.
+    # NVLink 5 (Blackwell) counts errors under other ids too; its error correction handles symbol errors.
     _slow(Field.NVLINK_COUNT_RX_ERRORS, 208, scope=ALL_LINKS, since_driver=570),
     _slow(Field.NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS, 211, scope=ALL_LINKS, since_driver=570),
     _slow(Field.NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS, 213, scope=ALL_LINKS, since_driver=570),
@@ -230,7 +230,7 @@ FIELD_VALUES = (
 )
 
 LAST_ECC_ID = 31
-"""Last id of error counters: whole numbers, whatever type the driver reports."""
+"""Last id of error counters, which are whole numbers whatever type the driver reports."""
 
 
 def field_values(fields: Iterable[Field], driver_major: int) -> tuple[FieldValue, ...]:
@@ -249,7 +249,7 @@ _VALUES = tuple(struct.Struct(kind) for kind in "dILQqiH")
 
 
 class Batch:
-    """The field-value array of one device, kept between samples: filling it takes longer than the call."""
+    """Field-value array of one device; it is kept between samples, because filling it takes longer than the call."""
 
     def __init__(self, items: Sequence[FieldValue]) -> None:
         self.items = tuple(items)
@@ -266,7 +266,7 @@ class Batch:
         """
         if not self.items:
             return []
-        # Some drivers leave slots untouched: values of the previous sample must not count as new.
+        # Some drivers do not change slots, and values of the previous sample must not count as new.
         ctypes.memmove(self._array, self._template, len(self._template))
         call = library.function("nvmlDeviceGetFieldValues")
         if call is None:
@@ -280,10 +280,10 @@ class Batch:
 
 def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) -> tuple[int, Number]:
     if code != 0:
-        # Of one item, an invalid argument means "not supported".
+        # For one item, "invalid argument" means "not supported".
         return pynvml.NVML_ERROR_NOT_SUPPORTED if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else code, 0
     if kind == _DOUBLE and timestamp == 0:
-        # Left untouched by the driver (error counters with ECC off): a zero that was not measured.
+        # Not changed by the driver (error counters with ECC off): the zero was not measured.
         return pynvml.NVML_ERROR_NOT_SUPPORTED, 0
     if item.id <= LAST_ECC_ID:
         # The driver may report the type "double" for these though the value is a whole number.
@@ -297,7 +297,7 @@ def _answer(item: FieldValue, timestamp: int, kind: int, code: int, raw: bytes) 
 
 
 class NvmlDevice:
-    """The values of one GPU from sample to sample; unsupported ones are retried only rarely.
+    """Reads the values of one GPU; unsupported values are rarely tried again.
 
     Args:
         handle: Handle of this GPU, in the current session of the driver.
@@ -311,7 +311,7 @@ class NvmlDevice:
         self._items = field_values(driver.fields, driver.major)
         self._retries = Retries(self._note)
         self._fast: Batch | None = None
-        """The batch of most samples, until one of its items fails."""
+        """Batch of usual samples; ``None`` after an item has failed."""
         self._slow_at = -math.inf
         self._values: dict[Field, Number] = {}
         self._nvlink: tuple[float, float] | None = None
@@ -319,7 +319,7 @@ class NvmlDevice:
         """Distinct reasons for which calls failed at the last read."""
 
     def read(self, now: float) -> dict[Field, Number]:
-        """Return everything that this GPU reports now; empty if no call was answered.
+        """Return all current values of this GPU; empty if no call was answered.
 
         Raises:
             pynvml.NVMLError: The GPU is lost, or the driver as a whole is gone.
@@ -352,7 +352,7 @@ class NvmlDevice:
         return True
 
     def _get_batch(self, now: float) -> bool:
-        """Make the batched call, with the slow items when they are due; return whether an item was answered."""
+        """Make the batched call, with slow items if they are due; return whether an item was answered."""
         slow = now - self._slow_at >= SLOW
         batch = self._fast
         if slow or batch is None:
@@ -368,7 +368,7 @@ class NvmlDevice:
         answered = False
         for item, code, value in answers:
             if code == 0:
-                # Two ids of one counter: the id that this board generation does not use may report 0.
+                # Two ids have the same counter, and the id that this board generation does not use may report 0.
                 self._values[item.field] = max(value, self._values.get(item.field, value))
                 answered = True
             else:
@@ -429,7 +429,7 @@ def identity_of(handle: Handle, index: int) -> Gpu:
 
 
 class DeviceFacts:
-    """Constant facts of one GPU: each is read until the driver has answered.
+    """Reads constant facts of one GPU, each until the driver has answered.
 
     Args:
         handle: Handle of the GPU, in the current session of the driver.
@@ -442,10 +442,10 @@ class DeviceFacts:
         self._unknown = dict(_FACTS)
 
     def complete(self, gpu: Gpu, now: float) -> Gpu:
-        """Return the GPU with the facts known so far.
+        """Return the GPU with the known facts.
 
         Args:
-            gpu: The GPU with the facts known before.
+            gpu: The GPU with the facts of earlier calls.
             now: Seconds; only differences matter.
 
         Raises:

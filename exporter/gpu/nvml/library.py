@@ -12,7 +12,7 @@ from exporter.errors import SourceError
 from exporter.model.fields import Field
 
 Handle = Any
-"""A handle from pynvml; never a number, which ctypes would cut to 32 bits."""
+"""Handle from pynvml; never a number, because ctypes would cut it to 32 bits."""
 
 
 _REASONS: Mapping[int, str] = {
@@ -28,8 +28,8 @@ _REASONS: Mapping[int, str] = {
 DRIVER_GONE = frozenset(
     {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}
 )
-"""Codes about the driver as a whole, from a call on any device. NOT_READY is not one: a GPU may return it for one field
-(in confidential-computing mode, for example)."""
+"""Codes that concern the driver as a whole, from a call on any device. NOT_READY is not among them, because a GPU may
+return it for one field (for example in confidential-computing mode)."""
 
 UNAVAILABLE = frozenset(
     {
@@ -41,7 +41,7 @@ UNAVAILABLE = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-"""Codes that will be the same at the next sample, so the call is skipped for a while."""
+"""Codes that the next sample would return too, so that the call is left out for some time."""
 
 _RETRY_SECONDS = 600.0
 
@@ -64,7 +64,7 @@ _FIXES = {
 
 
 def code_of(error: pynvml.NVMLError) -> int:
-    """Return the NVML return code of an error; errors themselves must not be compared or hashed."""
+    """Return the NVML return code of an error; the errors must not be compared or hashed."""
     return int(error.value)
 
 
@@ -82,14 +82,14 @@ def code_unless_fatal(error: pynvml.NVMLError) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """What the readers of devices share in one session of the driver."""
+    """Data that the readers of devices share in one session of the driver."""
 
     fields: frozenset[Field]
     """Fields to read."""
     count: Callable[[str], None]
     """Called with the reason of each error."""
     clock: Callable[[], float]
-    """Clock of the samples, in seconds: the driver may be silent for any part of a sample."""
+    """Clock of the samples, in seconds; read again during a sample, since driver calls can take long."""
     major: int
     """Branch of the driver: 590 for 590.48.01; 0 if unknown."""
     record: type[ctypes.Structure]
@@ -100,12 +100,12 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The calls of one device that failed, and when each is due again."""
+    """Stores the failed calls of one device, and the time of the next attempt of each."""
 
     count: Callable[[str], None]
     """Called with the reason of each failure, but not of a missing feature."""
     prefix: str = ""
-    """Start of these reasons."""
+    """Prefix of the reasons."""
     counts_missing: bool = False
     """Whether a missing feature is counted too, because the driver has reported that it exists."""
     _due_at: dict[Hashable, float] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Retries:
         self._due_at[call] = until
 
     def failed(self, call: Hashable, error: pynvml.NVMLError, now: float, *, soon_seconds: float = 0.0) -> None:
-        """Leave a call out that failed: for good without the function, long if it will fail again, else shortly.
+        """Leave a failed call out: permanently without the function, long if it would fail again, otherwise shortly.
 
         Raises:
             pynvml.NVMLError: The same error, if the device is lost or the driver as a whole is gone.
@@ -128,12 +128,12 @@ class Retries:
         if code not in UNAVAILABLE or code == pynvml.NVML_ERROR_NO_PERMISSION or self.counts_missing:
             self.count(self.prefix + reason_of(code))
         seconds = _RETRY_SECONDS if code in UNAVAILABLE else soon_seconds
-        # A function that the library lacks stays missing; other errors may end (ECC enabled, MIG disabled).
+        # A function that the library lacks stays missing; other errors can end (ECC enabled, MIG disabled).
         self._due_at[call] = now + (math.inf if code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND else seconds)
 
 
 def optional(call: Callable[..., Any], *arguments: object, absent: Container[int] = UNAVAILABLE) -> Any:  # noqa: ANN401 - pynvml is untyped
-    """Return the answer of a call; ``None`` for an error with one of the codes that mean "not there".
+    """Return the answer of a call; ``None`` for an error with one of the codes of a missing feature.
 
     Raises:
         pynvml.NVMLError: An error with any other code.
@@ -152,7 +152,7 @@ def reason_of(code: int) -> str:
 
 
 def driver_error(error: pynvml.NVMLError) -> SourceError:
-    """Return the error of a driver that cannot work as a whole, with its cause and its fix."""
+    """Return the error for a driver that does not work as a whole, with its cause and fix."""
     return problem(reason_of(code_of(error)))
 
 
@@ -163,7 +163,7 @@ def problem(reason: str) -> SourceError:
 
 
 def open_driver() -> None:
-    """Load the library if it is not loaded yet, and initialise it; also succeeds on a node without a GPU.
+    """Load the library if needed, and initialise it; this also succeeds on a node without a GPU.
 
     Raises:
         SourceError: With reason ``library_not_found``, ``driver_not_loaded``, ``library_mismatch``, ...
@@ -179,7 +179,7 @@ def open_driver() -> None:
 
 
 def close_driver() -> None:
-    """Shut the library down, so that a GPU can be reset or the driver unloaded; never raises for a driver's error."""
+    """Shut the library down, so that a GPU can be reset or the driver unloaded; driver errors are ignored."""
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
@@ -188,7 +188,7 @@ def close_driver() -> None:
 
 
 def text(call: Callable[..., object], *arguments: object) -> str | None:
-    """Return a text of the driver; ``None`` without one, or if its bytes are not text (a damaged InfoROM)."""
+    """Return a text from the driver; ``None`` if it is missing or not text (a damaged InfoROM)."""
     try:
         value = call(*arguments)
     except UnicodeDecodeError:
@@ -198,14 +198,14 @@ def text(call: Callable[..., object], *arguments: object) -> str | None:
 
 
 def function(name: str) -> Callable[..., int] | None:
-    """Return the library's C function of this name, or ``None`` if this driver does not have it."""
+    """Return a C function of the library by name; ``None`` if this driver lacks it."""
     try:
-        pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the binding has no other door
+        pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the binding has no public way
     except pynvml.NVMLError:
         return None
     return pointer
 
 
 def address(handle: Handle) -> int:
-    """Return the number behind a handle, to compare two handles; never pass it to the driver."""
+    """Return the number of a handle, only to compare handles; never pass it to the driver."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -27,13 +27,13 @@ class Found:
     """Device index of the instance within the GPU."""
     handle: Handle
     fills_its_gpu_instance: bool
-    """Whether this compute instance is all of its GPU instance."""
+    """Whether this compute instance is as large as its GPU instance."""
 
 
 def shaped(handle: Handle, gpu: Gpu) -> tuple[Gpu, int]:
-    """Return a GPU with its MIG mode and the slices of its largest profile, and that profile's memory in MiB.
+    """Return a GPU with its MIG mode and the slices of its largest profile, and the memory of that profile in MiB.
 
-    Zeros for a GPU without MIG.
+    The numbers are 0 for a GPU without MIG.
 
     Raises:
         pynvml.NVMLError: The device does not report it.
@@ -54,7 +54,7 @@ def shaped(handle: Handle, gpu: Gpu) -> tuple[Gpu, int]:
 
 
 def enabled(handle: Handle) -> bool | None:
-    """Return whether MIG is enabled now, or ``None`` for a GPU without MIG.
+    """Return whether MIG is enabled now; ``None`` for a GPU without MIG.
 
     Raises:
         pynvml.NVMLError: The device does not report it.
@@ -68,8 +68,8 @@ def instances(
 ) -> tuple[list[Found], bool]:
     """Return the compute instances of a GPU, and whether the driver described all of them.
 
-    An instance that is destroyed during the call is left out. One that the driver fails to describe is as before,
-    unless it is known to have been replaced.
+    An instance that is destroyed during the call is left out. If the driver fails to describe an instance, its earlier
+    data stays, unless it is known to have been replaced.
 
     Args:
         handle: Handle of the GPU.
@@ -80,7 +80,7 @@ def instances(
     """
     found: list[Found] = []
     undescribed: dict[int, str | None] = {}
-    # A GPU that fails to report its instances still has them: only "not offered" means none.
+    # A GPU that fails to report its instances may have some: only "not offered" means no instances.
     slots = library.optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle, absent=_NOT_OFFERED)
     for slot in range(slots or 0):
         uuid, absent = None, _NOT_OFFERED
@@ -90,7 +90,7 @@ def instances(
             uuid = str(pynvml.nvmlDeviceGetUUID(one))
             found.append(_describe(handle, one, slot, uuid, gpu, memory_mib))
         except pynvml.NVMLError as error:
-            # An empty slot is not an instance: instances keep their index when another one is destroyed.
+            # Slots can be empty, because instances keep their index when another instance is destroyed.
             if library.code_of(error) not in absent:
                 note(error)
                 undescribed[slot] = uuid
@@ -132,7 +132,7 @@ def _describe(parent: Handle, handle: Handle, slot: int, uuid: str, gpu: Gpu, me
 
 
 def _placement(parent: Handle, gpu_instance: int) -> tuple[int | None, int | None]:
-    """Return a GPU instance's profile number and first memory slice; not every user is allowed to read them."""
+    """Return the profile number and first memory slice of a GPU instance; ``None`` without the permission."""
     instance = library.optional(pynvml.nvmlDeviceGetGpuInstanceById, parent, gpu_instance)
     info = None if instance is None else library.optional(pynvml.nvmlGpuInstanceGetInfo, instance)
     return (None, None) if info is None else (int(info.profileId), int(info.placement.start))

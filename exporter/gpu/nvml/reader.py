@@ -17,13 +17,13 @@ from exporter.model.fields import Field
 
 _SOON_SECONDS = 10.0
 _RESET_REQUIRED, _LOST = "reset_required", "gpu_is_lost"
-"""Reasons of states, from the driver's codes."""
+"""Reasons of states, from codes of the driver."""
 
 
 _PROCESS_SECONDS = 1.9
-"""A little under two, so that the jitter of samples a second apart does not make it three; at most 5 (the ring)."""
+"""Time between two polls of processes: slightly below 2 s, for the jitter of samples; at most 5 s (the ring)."""
 _LAYOUT_SECONDS, _MODE_SECONDS = 4.9, 9.9
-"""Time between two reads of the MIG layout, and of the mode of a GPU that is not partitioned; an event comes first."""
+"""Time between two reads of the MIG layout, and of the mode of an unpartitioned GPU; events cause an earlier read."""
 _MEMORY_RETRY_SECONDS = 600.0
 
 
@@ -65,7 +65,7 @@ class _Instance:
 
 
 def without_means(reading: GpuReading) -> GpuReading:
-    """Return a reading during which the MIG layout changed, without the GPM values of the instances."""
+    """Return a reading without GPM values of instances, because the MIG layout changed during the reading."""
     instances = tuple(
         replace(one, values={field: value for field, value in one.values.items() if field not in activity.METRICS})
         for one in reading.instances
@@ -74,7 +74,7 @@ def without_means(reading: GpuReading) -> GpuReading:
 
 
 class Unit:
-    """One GPU from attaching to losing it; never used after the driver was shut down.
+    """Reads one attached GPU; not used after the shutdown of the driver.
 
     Args:
         handle: Handle of this GPU, in the current session of the driver.
@@ -87,10 +87,10 @@ class Unit:
         self._driver = driver
         self._facts = DeviceFacts(handle, driver.count)
         self.gpu = self._facts.complete(gpu, -math.inf)
-        """The GPU with the facts and the MIG shape that are known so far."""
+        """The GPU with its known facts and MIG shape."""
         self._device = NvmlDevice(handle, driver)
         self._has_gpm: bool | None = None
-        """Whether it supports GPM; ``None`` until the driver has answered."""
+        """Whether the GPU supports GPM; ``None`` until the driver has answered."""
         self._gpm_retries = Retries(driver.count, "gpm_")
         self._sampler = Sampler(partial(pynvml.nvmlGpmSampleGet, handle), GpmLevel.GPU, driver)
         self._poller = self._new_poller()
@@ -110,21 +110,21 @@ class Unit:
         return self._sampler, *(one.sampler for one in self._instances)
 
     def clock_was_set_back(self) -> None:
-        """Restart the processes: the driver's samples have wall-clock timestamps, and none would be new."""
+        """Restart the process polls: samples have wall-clock timestamps, so that no sample would count as new."""
         self._poller = self._new_poller()
 
     def layout_changed(self) -> None:
         """Read the MIG layout again at the next sample, and drop means that include earlier time.
 
-        An instance that was destroyed and created again keeps its UUID, but its counters restart: a difference between
-        the two may be any value.
+        An instance that was destroyed and created again keeps its UUID, but its counters restart, so that a difference
+        can have any value.
         """
         self._layout_at = -math.inf
         for one in self._instances:
             one.sampler.begin_again()
 
     def sample(self, now: float) -> GpuReading:
-        """Return everything that the GPU reports now, and its state.
+        """Return the current values and state of the GPU.
 
         Args:
             now: Seconds; only differences matter.
@@ -156,11 +156,11 @@ class Unit:
         if poll:
             used = values.get(Field.FB_USED, 0)
             self._processes = None if self._poller is None else self._poller.poll(now, used)
-            # The next samples cover the time since this answer, not since the start of this sample.
+            # Process samples of the next poll cover the time since this answer, not since the start of this sample.
             self._polled_at = self._driver.clock()
         self._follow_layout(now)
         instances = self._read_instances(now, poll=poll, has_gpm=has_gpm)
-        # A call returns other values with a wanted field.
+        # A call for a wanted field can return other fields too.
         own = {field: value for field, value in values.items() if field in self._driver.fields}
         return GpuReading(
             gpu=self.gpu,
@@ -182,7 +182,7 @@ class Unit:
         return bool(self._has_gpm)
 
     def close(self) -> None:
-        """Free the driver's resources for this GPU; call it before the driver is shut down."""
+        """Free the resources of the driver for this GPU; call it before the shutdown of the driver."""
         for sampler in self._samplers:
             sampler.close()
         self._instances = ()
@@ -193,7 +193,7 @@ class Unit:
         return GpuReading(gpu=self.gpu, state=state, reason=reason)
 
     def _follow_layout(self, now: float) -> None:
-        """Read the whole MIG layout again: an instance may return under its UUID with another size."""
+        """Read the whole MIG layout again, because an instance can return under its UUID with another size."""
         if now - self._layout_at < (_LAYOUT_SECONDS if self.gpu.mig_enabled else _MODE_SECONDS):
             return
         self._layout_at = now
@@ -208,7 +208,7 @@ class Unit:
                 else ([], True)
             )
         except pynvml.NVMLError as error:
-            # No answer means no change: the earlier instances are still held. But there may be others now.
+            # Without an answer, the earlier instances stay, since they may be held; others may have been added.
             self._lacks_instances = self.gpu.mig_enabled
             self._note_of_mig(error)
             return
@@ -240,10 +240,10 @@ class Unit:
             try:
                 readings.append(one.read(now, poll=poll, has_gpm=has_gpm))
             except pynvml.NVMLError as error:
-                # It was destroyed, or does not answer now: the next reading of the layout shows which.
+                # The instance was destroyed or does not answer; the next read of the layout shows which.
                 self._note_of_mig(error)
                 self._layout_at = -math.inf
-                # It may return as another instance under its UUID, with counters from 0.
+                # It may return as another instance with its UUID, with counters from 0.
                 one.sampler.begin_again()
                 readings.append(MigReading(instance=one.found.instance))
         return tuple(readings)

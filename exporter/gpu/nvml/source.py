@@ -1,4 +1,4 @@
-"""Reads all GPUs of a node through NVML, the state of GPUs that do not answer, and the driver's events."""
+"""Reads all GPUs of a node through NVML: values, states of GPUs that do not answer, and events."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ from exporter.model.fields import Field
 NAME = "nvml"
 _FAILURES_BEFORE_ATTACHING_AGAIN = 3
 _SET_BACK_SECONDS = 0.5
-"""Smaller steps back are slewing of the clock, or the time between two readings of clocks."""
+"""Minimum step back of a set clock; slewing, or the time between two reads of clocks, causes smaller steps."""
 _NOT_THERE = frozenset({"invalid_argument", "not_found", "gpu_not_found"})
 """Reasons why a GPU is not found at its bus id."""
 _STATES = {
@@ -30,7 +30,7 @@ _STATES = {
     "not_enumerated": DeviceState.MISSING,
     "replaced": DeviceState.MISSING,
 }
-"""States of GPUs that are not attached, by reason; failed for any other."""
+"""States of GPUs that are not attached, by reason; failed for any other reason."""
 
 _XID = 0x8
 _MIG_CHANGE = 0x100
@@ -42,7 +42,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 
 class Events:
-    """Xids and changes of the MIG layout of the attached GPUs, from one event set.
+    """Receives Xids and changes of the MIG layout of the attached GPUs with one event set.
 
     Args:
         count: Called with the reason of each error.
@@ -54,29 +54,29 @@ class Events:
         """Handles of the watched GPUs by UUID."""
         self._set: Handle | None = None
         self._uuids: dict[int, str] = {}
-        """UUIDs of the GPUs in the set, by the number of their handle."""
+        """UUIDs of the GPUs in the set, by number of the handle."""
         self._unwatched: dict[str, Handle] = {}
         """GPUs to add to the set."""
         self._add_at = -math.inf
         self.xids: list[XidEvent] = []
-        """Xids since they were last taken for a reading."""
+        """Xids since the last reading."""
         self._changed: set[str] = set()
 
     def watch(self, handles: Mapping[str, Handle]) -> None:
-        """Watch these GPUs, by UUID, from the next ``drain`` on; events so far are kept."""
+        """Watch these GPUs, by UUID, beginning with the next ``drain``; earlier events are kept."""
         self._take()
         self.close()
         self.handles = dict(handles)
         self._unwatched, self._add_at = self.handles.copy(), -math.inf
 
     def close(self) -> None:
-        """Free the set; call it before the driver is shut down."""
+        """Free the set; call it before the shutdown of the driver."""
         if self._set is not None:
             self._free(self._set)
         self._set, self._uuids = None, {}
 
     def drain(self, now: float) -> frozenset[str]:
-        """Keep the events that have arrived, and return UUIDs of GPUs with a new MIG layout since the last call.
+        """Store new events, and return the UUIDs of GPUs with a new MIG layout since the last call.
 
         Args:
             now: Seconds; only differences matter.
@@ -84,16 +84,16 @@ class Events:
         if self._unwatched and now >= self._add_at:
             self._add_at = now + self._add()
         if not self._take():
-            # A lost GPU makes every call fail: it is detached by the next attempt.
+            # A lost GPU makes every call fail, until the next attempt detaches it.
             self.close()
             self._unwatched, self._add_at = self.handles.copy(), now + _EVENTS_RETRY_SECONDS
         changed, self._changed = self._changed, set()
         return frozenset(changed)
 
     def _add(self) -> float:
-        """Add GPUs to the set, and return the seconds to the next attempt for the others.
+        """Add GPUs to the set, and return the wait in seconds before the next attempt for the rest.
 
-        With a second set, events of the other GPUs would be lost or duplicated.
+        A second set would lose or duplicate events of the other GPUs.
         """
         try:
             self._set = pynvml.nvmlEventSetCreate() if self._set is None else self._set
@@ -117,7 +117,7 @@ class Events:
         """Return the types of events that a GPU accepts for registration.
 
         Raises:
-            pynvml.NVMLError: It reports no Xids, or not now.
+            pynvml.NVMLError: The GPU does not report Xids, or not now.
         """
         mask = int(pynvml.nvmlDeviceGetSupportedEventTypes(handle)) & (_XID | _MIG_CHANGE)
         if not mask & _XID:
@@ -125,12 +125,12 @@ class Events:
         with suppress(pynvml.NVMLError):
             self._try_mask(handle, mask)
             return mask
-        # Some GPUs list the MIG event and then refuse it.
+        # Some GPUs list the MIG event but refuse it.
         self._try_mask(handle, _XID)
         return _XID
 
     def _try_mask(self, handle: Handle, mask: int) -> None:
-        """Register a GPU in a separate set: by NVML's manual, a set is unusable after an unknown error."""
+        """Register a GPU in a separate set, since a set is unusable after an unknown error (manual of NVML)."""
         event_set = pynvml.nvmlEventSetCreate()
         try:
             pynvml.nvmlDeviceRegisterEvents(handle, mask, event_set)
@@ -144,7 +144,7 @@ class Events:
             self._count("events_not_freed")
 
     def _take(self) -> bool:
-        """Keep the events that have arrived, without waiting; return False if the set does not work."""
+        """Store the events that have arrived, without waiting; return False if the set does not work."""
         for _ in range(_MOST_EVENTS if self._uuids else 0):
             try:
                 data = pynvml.nvmlEventSetWait_v2(self._set, 0)
@@ -185,7 +185,7 @@ class _Down:
 
 @dataclass
 class NvmlSource:
-    """Owns the driver library of this process; open, sample repeatedly, close; may be opened again."""
+    """Reads all GPUs with the driver library of this process; open, sample repeatedly, close; can be opened again."""
 
     name = NAME
     waits_seconds = (1.0, 10.0)
@@ -193,14 +193,14 @@ class NvmlSource:
     fresh_arguments = ()
 
     fields: frozenset[Field]
-    """Fields to read; those that NVML lacks are absent. A GPU that answers none of them counts as down."""
+    """Fields to read; fields that NVML lacks are absent. A GPU without an answer for any field counts as down."""
     _: KW_ONLY
     interval_seconds: float = 1.0
     """Planned time between samples."""
     retry_seconds: float = 10.0
     """Time after which a GPU that is down is tried again."""
     left_out: frozenset[int] = frozenset()
-    """Indexes of GPUs that hang: no call is made for them."""
+    """Indexes of GPUs that hang, for which no call is made."""
     note_asked: Callable[[int | None], None] = lambda _index: None
     """Called with the index of a GPU before its calls, and with ``None`` after them."""
     clock: Callable[[], float] | None = None
@@ -266,7 +266,7 @@ class NvmlSource:
         finally:
             self.note_asked(None)
         regrouped = self._units.keys() != self._events.handles.keys()
-        if regrouped:  # at once: Xids from before the registration are lost, and those of other GPUs often follow
+        if regrouped:  # at once, since Xids before the registration are lost, and other GPUs often have Xids next
             self._watch_events()
         partitioned = any(unit.gpu.mig_enabled for unit in self._units.values())
         changed = self._drain_events(started) if regrouped or partitioned else frozenset()
@@ -287,7 +287,7 @@ class NvmlSource:
         )
 
     def _begin(self, now: float) -> float:
-        """Return the monotonic time of a new sample: a wall clock set back by an hour would add an hour to waits."""
+        """Return the monotonic time of a new sample, since a wall clock that is set back would extend waits."""
         passed, before = now - self._now, self._began_at
         self._now = now
         self._began_at = self._clock()
@@ -300,7 +300,7 @@ class NvmlSource:
         self._errors[reason] += 1
 
     def _attach_all(self) -> None:
-        """Attach the enumerated GPUs, and set the reason for the other known ones."""
+        """Attach the enumerated GPUs, and set the reason for the other known GPUs."""
         calls = (pynvml.nvmlSystemGetDriverVersion, pynvml.nvmlSystemGetNVMLVersion)
         self._versions = tuple(map(_version, calls))
         major = (self._versions[0] or "").split(".")[0]
@@ -329,7 +329,7 @@ class NvmlSource:
         return self._attach(index, partial(pynvml.nvmlDeviceGetHandleByIndex, index))
 
     def _attach(self, index: int, find: Callable[[], Handle], expected_uuid: str | None = None) -> str:
-        """Attach a GPU if it answers and is the expected one; return the reason if not.
+        """Attach a GPU if it answers and is the expected GPU; otherwise return the reason.
 
         Raises:
             pynvml.NVMLError: The driver as a whole is gone.
@@ -376,7 +376,7 @@ class NvmlSource:
         return reading
 
     def _look_for(self, uuid: str, now: float) -> None:
-        """Attach a GPU again if it answers at its place under its UUID; its old handle is not reliable."""
+        """Attach a GPU again if it answers at its bus id with its UUID; its old handle is not reliable."""
         down, gpu = self._down[uuid], self._known[uuid]
         if down.look_at > now:
             return
