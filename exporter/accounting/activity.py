@@ -46,8 +46,8 @@ RECENT_SECONDS = 60.0
 """Time since its last measurement in which an engine counts as measurable."""
 
 SETTLING_SECONDS = 5.0
-"""Time after the first values of a device, and after each return of values, in which DCGM or NVML may not yet have
-reported all engines of a device that DCGM measures."""
+"""Time after the first or returned values of a device that DCGM measures. In this time, DCGM or NVML may not have
+reported all engines yet."""
 
 _NOISE = 0.005
 """Activity of a codec or of the PCIe link up to this value does not prove use."""

@@ -75,8 +75,8 @@ def _row_of(model: str) -> _Row:
 def pcie_use(values: Values) -> float | None:
     """Return the use of a GPU's PCIe link in its busier direction, as a part of the negotiated link.
 
-    The limit is that of the current generation and width. The generation falls while the GPU is idle and is read only
-    once a minute, so a use above 1 is compared with the highest generation of GPU and slot.
+    The limit is that of the current generation and width. The generation falls while the GPU is idle, and is read only
+    once a minute. So a use above 1 is compared with the highest generation of GPU and slot.
 
     Args:
         values: Values of the whole GPU.
@@ -145,8 +145,8 @@ def profile_of(
         pcie_ratio: ``pcie_use`` of the whole GPU.
 
     Returns:
-        No profile if one of the device's resources was not measured, or if a compute pipe is busier than its engine or
-        a resource is used above its limit, which is impossible.
+        No profile if one of the device's resources was not measured, or if the readings are impossible: a compute pipe
+        is busier than its engine, or a resource is used above its limit.
     """
     whole, uses = values if board is None else board, _uses(model, values, board, pcie_ratio)
     engine = values.get(Field.PROF_GR_ENGINE_ACTIVE)

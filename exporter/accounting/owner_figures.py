@@ -24,7 +24,7 @@ from exporter.model.ledger import (
 from exporter.model.snapshot import DeviceView, PodUse
 
 LOW_15M_RATIO, LOW_1H_RATIO = 0.1, 0.05
-"""Activity over 15 minutes and over an hour; a holder with less over one of them underuses its device."""
+"""Activity over 15 minutes and over an hour; a device with less over one of the windows is underused."""
 ACTIVE_RATIO = 0.05
 """Minimum activity over 15 minutes of a device at work; a shared device with less is idle."""
 UNUSED_RATIO = 0.001

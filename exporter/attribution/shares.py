@@ -99,9 +99,8 @@ def replica_counts(
     """Count the replicas of each device.
 
     The kubelet does not advertise an unhealthy device, or a device whose plugin restarts, so its last count is used. If
-    that is unknown, the count is that of the other devices of the resource, if these agree, because device plugins
-    divide all devices of a resource alike. An old kubelet advertises no devices: the held replica numbers then give a
-    lower bound.
+    that is unknown, the count is that of the other devices of the resource, if these agree: device plugins divide all
+    devices of a resource alike. An old kubelet advertises no devices: the held replica numbers then give a lower bound.
 
     Args:
         advertised: Resource and id of each device of ``GetAllocatableResources``; ``None`` for a kubelet without it.

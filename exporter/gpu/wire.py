@@ -1,7 +1,7 @@
 """Encodes and decodes the messages between the child process of a source and its parent.
 
 The child writes one line per reading or status, a compact JSON object. Its standard input is a file in memory, in which
-it records the GPU of its current driver call, because a hung child cannot write a line.
+it records the GPU of its current driver call. A hung child cannot write a line.
 """
 
 import contextlib

@@ -181,7 +181,7 @@ class Owner:
     cost_labels: str = ""
     """Pairs ``key=value``, sorted by key and joined with commas; only set in the ledger, not in windows."""
     provisional: bool = False
-    """Whether it stands in for the unknown owner of a pod; never shown, and replaced by the actual owner later."""
+    """Whether it replaces the unknown owner of a pod; never shown, and resolved to the actual owner later."""
     pod_uid: str = ""
     """UID of the pod of a provisional owner, if known; empty for every other owner."""
 

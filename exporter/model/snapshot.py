@@ -130,7 +130,7 @@ class MeteringView:
     awaits_labels: bool = False
     """Whether the labels of the node, on which prices may depend, have not been read yet."""
     is_writer: bool | None = None
-    """Whether this agent is the one on the node that writes the ledger; ``None`` if nothing is metered."""
+    """Whether this agent is the writer of the node's ledger; ``None`` without metering."""
     is_locked: bool | None = None
     """Whether the writer holds the host lock; ``None`` if it does not write or has no such lock."""
     lock_note: str = ""

@@ -50,7 +50,7 @@ PAUSE_SECONDS = 0.01
 """Seconds until the next attempt to accept a connection, if none can be closed."""
 _ACCEPTED_ONCE = 16
 _MADE_WAY_ONCE = 4
-"""Connections that are closed at once for waiting clients, whose number is unknown."""
+"""Connections that are closed at once for waiting clients; the number of these clients is unknown."""
 _RESET = struct.pack("ii", 1, 0)
 """Value of SO_LINGER: the kernel drops unsent data and resets the connection."""
 State = Literal["head", "body", "making", "sending", "idle"]
@@ -162,7 +162,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection; called by the loop."""
         self.keeper.forget(self)
-        self.channel = None  # with TLS it has buffers, which garbage collection may keep for long
+        self.channel = None  # with TLS it has buffers, which stay in memory until a garbage collection
         super().connection_lost(exc)
 
     async def finish_response(

@@ -188,7 +188,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Devices that an owner holds, or the idle ones of them."""
+    """Devices that an owner holds, or only the idle devices."""
 
     snapshot: Snapshot
     owner: Owner
