@@ -1,4 +1,4 @@
-"""Requests the JSON API of one agent: flags, credentials, TLS, and the wording of its errors."""
+"""Requests the JSON API of one agent: flags, credentials, TLS, and error texts."""
 
 import argparse
 import json
@@ -22,16 +22,16 @@ LEDGER, DEVICES = "/api/v1/ledger", "/api/v1/devices"
 API_VERSION = 1
 TIMEOUT_SECONDS = 10.0
 _CONTENTS = {LEDGER: "accounts", DEVICES: "devices"}
-"""Key that the answer of each path must have."""
+"""Required key of the answer, by path."""
 _MOST_BYTES = 64 << 20
 _MOST = 1e300
 _SERVER = "gpu-cost-exporter"
 _OF_THE_SERVICE = b"/openapi.json"
-"""In each 404 of the cost service, which has the agent's Server header."""
+"""Text in every 404 answer of the cost service, which sends the same Server header as the agent."""
 
 
 def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked here
-    """Return a number of an answer that can be shown and added: JSON's reader takes NaN and 1e999, too.
+    """Return a finite number from an answer; the JSON parser also accepts NaN and 1e999.
 
     Raises:
         ValueError: The value is not a finite number.
@@ -44,10 +44,10 @@ def number(value: Any) -> float:  # noqa: ANN401 - comes from JSON, is checked h
 
 @contextmanager
 def understood(where: str, what: str) -> Iterator[None]:
-    """Raise the errors of code that reads an answer as this program's; the agent and what it should be are named.
+    """Convert errors in parsing an answer to an ``ExporterError`` that names the agent and the expected document.
 
     Raises:
-        ExporterError: It is another answer.
+        ExporterError: The answer has another form.
     """
     try:
         yield
@@ -70,7 +70,7 @@ def _flag(key: str) -> str:
 
 
 def add_agent_access(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for an agent with TLS and passwords, as a group of its own."""
+    """Add the flags for an agent with TLS and passwords, as a separate group."""
     group = parser.add_argument_group("An agent with TLS and passwords (docs/security.md)")
     group.add_argument("--agent-username", metavar="NAME", help="user of basic authentication [default: none]")
     for key, about in _FILES.items():
@@ -84,7 +84,7 @@ def add_agent_access(parser: argparse.ArgumentParser) -> None:
 
 
 def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list[str]:
-    """Return mistakes in the flags for access, one line each; without an agent each of them is one."""
+    """Return the mistakes in the access flags, one line each; without an agent, any given flag is a mistake."""
     values = {_flag(key): getattr(namespace, key) for key in KEYS}
     problems = credential_problems("--agent-", values)
     given = [flag for flag, value in values.items() if value is not None]
@@ -94,17 +94,17 @@ def access_problems(namespace: argparse.Namespace, *, of_an_agent: bool) -> list
 
 
 def base_address(given: str) -> str:
-    """Return the address of an agent without a path, of ``node-a:9400`` or ``http://node-a:9400/``.
+    """Return the URL of an agent without a path; accepts ``node-a:9400`` and ``http://node-a:9400/``.
 
     Raises:
-        ConfigError: It is no HTTP address.
+        ConfigError: The text is not an HTTP address.
     """
     try:
         parts = http_parts(given if "://" in given else f"http://{given}")
         if not parts.path:
             return parts.geturl()
     except ValueError as error:
-        given = str(error)  # without a password
+        given = str(error)  # this text has no password
     raise ConfigError(
         f"--agent: value '{given}' is not an address of an agent; allowed: an agent's address, as"
         " http://node-a:9400, IPv6 in brackets: http://[::1]:9400"
@@ -116,15 +116,15 @@ class AgentClient:
     """Requests the API of one agent, which may have a web configuration."""
 
     base: str
-    """Its address, as ``base_address`` gives it."""
+    """Address of the agent, as returned by ``base_address``."""
     username: str | None = None
-    """``None``: no password is sent."""
+    """User name; ``None`` sends no credentials."""
     password_file: Path | None = None
     ca_file: Path | None = None
-    """``None``: the system's authorities."""
+    """PEM file of the trusted authorities; ``None``: the system's authorities."""
     cert_file: Path | None = None
     key_file: Path | None = None
-    """``None``: in the certificate's file."""
+    """PEM file of the client's key; ``None``: the key is in ``cert_file``."""
     skip_verify: bool | None = None
 
     def fetch(self, path: str = LEDGER, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class AgentClient:
 
         Args:
             path: ``LEDGER`` or ``DEVICES``.
-            timeout_seconds: For each step of the exchange.
+            timeout_seconds: Limit for each network operation.
 
         Raises:
             ConfigError: A file of a password, an authority or a certificate cannot be read, or is invalid.
@@ -141,7 +141,7 @@ class AgentClient:
         headers = {}
         if self.username and self.password_file:
             headers = {"Authorization": basic("--agent-", self.username, self.password_file)}
-        # It uses no proxy, which has no way to a pod or to a port-forward on this host, and follows no redirect.
+        # No proxy, because it has no route to a pod or to a port-forward on this host. No redirects.
         connection = self._connection(timeout_seconds)
         try:
             connection.request("GET", path, headers=headers)
@@ -167,14 +167,14 @@ class AgentClient:
 
 
 KEYS = tuple(f"agent_{one.name}" for one in fields(AgentClient) if one.name != "base")
-"""Attributes of parsed arguments that ``add_agent_access`` makes."""
+"""Attributes that ``add_agent_access`` adds to the parsed arguments."""
 
 
 def client_of(namespace: argparse.Namespace, given: str) -> AgentClient:
-    """Return the client of the agent at an address, with the access that the flags ask for.
+    """Return the client of the agent at an address, with the access that the flags configure.
 
     Raises:
-        ConfigError: It is no HTTP address.
+        ConfigError: The address is not an HTTP address.
     """
     return AgentClient(
         base=base_address(given), **{key.removeprefix("agent_"): getattr(namespace, key) for key in KEYS}
@@ -182,7 +182,7 @@ def client_of(namespace: argparse.Namespace, given: str) -> AgentClient:
 
 
 def document_of(body: bytes, base: str, path: str = LEDGER) -> dict[str, Any]:
-    """Return the object in the body of an answer; ``base`` is the agent's address, ``path`` what it was asked for.
+    """Return the JSON object of an answer; ``base`` is the agent's address, ``path`` the requested path.
 
     Raises:
         ExporterError: The body is not a document of an agent, or the agent is too old or too new.

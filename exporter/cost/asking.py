@@ -1,4 +1,4 @@
-"""Puts queries over chunks to Prometheus: divides those that ask too much, and gives up on a server that is down."""
+"""Sends queries over chunks to Prometheus, divides queries over a limit, and stops if the server is down."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from exporter.errors import PrometheusError
 from exporter.model.attribution import NodeFacts
 
 BLOCK_DAYS = 15
-"""Days in one question. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""
+"""Days in one query. A month of 8,000 GPUs by workload and day cost Prometheus 2.42 a third more at 7 than at 15."""
 _LOST_HOPE_AFTER, _OF_SERIES = 4, 3
-"""Failures without an answer in between, and of how many series: one or two may be all that is wrong."""
+"""Consecutive failures, and distinct series among them, after which the server counts as down."""
 _IN_THREAD_ROWS = 5000
-"""With more rows the loop would stand still for too long."""
+"""Number of rows above which a thread takes them, because the event loop would block for too long."""
 _DIVISIBLE = frozenset({"timeout", "too_many_samples", "too_large", "server_error", "broken", "garbage", "partial"})
 _TOO_MUCH = frozenset({"timeout", "too_many_samples", "too_large"})
-"""A shorter question may be answered, and a longer one of the others will not."""
+"""Reasons that exclude long queries for the rest of the reading; a shorter query may succeed."""
 
 Key: TypeAlias = tuple[str, ...]
-"""Values of the labels that were kept, in their order."""
+"""Values of the kept labels, in the order of the labels."""
 Column: TypeAlias = tuple[str, str, str]
 """Quantity, state and currency."""
 Cell: TypeAlias = dict[Column, float]
@@ -35,38 +35,38 @@ Node: TypeAlias = tuple[str, str]
 """Cluster and node."""
 Metric: TypeAlias = Mapping[str, str]
 Take: TypeAlias = Callable[[Metric, Sequence[tuple[int, float]]], None]
-"""Takes a series with its values by Unix time."""
+"""Receives a series and its values by Unix time."""
 
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A chunk while its answers come in."""
+    """A chunk that is being filled from answers."""
 
     window: Window
     parts: Sequence[Part] = field(init=False)
-    """Whose hours are asked for."""
+    """Hours to query, by recorder."""
     hours: dict[str, int] = field(default_factory=dict)
-    """Recorded hours by cluster: of several recorders those that at least one has."""
+    """Recorded hours by cluster; an hour counts if at least one recorder has it."""
     recorders: dict[str, set[Recorder]] = field(default_factory=dict)
-    """By cluster."""
+    """Recorders by cluster."""
     capacity: dict[str, float] = field(default_factory=dict)
     """GPU-seconds by cluster."""
     cells: dict[Key, Cell] = field(default_factory=dict)
     nodes: dict[Node, NodeFacts] = field(default_factory=dict)
-    """As last seen within the chunk."""
+    """Facts of nodes, last seen within the chunk."""
     unanswered: set[str] = field(default_factory=set)
-    """Series of which something is missing."""
+    """Series with a failed query."""
 
     def __post_init__(self) -> None:
         self.parts = (Part(self.window.seconds),)
 
 
 Block: TypeAlias = tuple[Draft, ...]
-"""Chunks that one question is for."""
+"""Chunks that one query covers."""
 
 
 def blocks(windows: Iterable[Window]) -> list[tuple[Window, ...]]:
-    """Return which chunks are asked for together: whole days in a row, or a part of a day alone."""
+    """Return groups of chunks to query together: consecutive whole days, or a single part of a day."""
     found: list[tuple[Window, ...]] = []
     for is_whole, several in groupby(windows, key=lambda window: window.seconds == DAY_SECONDS):
         some, size = tuple(several), BLOCK_DAYS if is_whole else 1
@@ -75,12 +75,12 @@ def blocks(windows: Iterable[Window]) -> list[tuple[Window, ...]]:
 
 
 class Asking:
-    """The questions of one reading, and what became of them.
+    """Runs the queries of one reading, and collects failures and notes.
 
     Args:
-        client: Where.
-        progress: Called after every question.
-        total: How many questions there will be.
+        client: Client of the queried server.
+        progress: Called after each query.
+        total: Expected number of queries.
     """
 
     def __init__(self, client: PrometheusClient, progress: Progress, total: int) -> None:
@@ -90,9 +90,9 @@ class Asking:
         self._client = client
         self._progress = progress
         self._done = 0
-        # Not only in the client: a question that waits for a turn learns what the others met.
+        # In addition to the limit of the client: a query that waits here sees the results of earlier queries.
         self._slots = asyncio.Semaphore(client.settings.concurrency)
-        self._taking = asyncio.Lock()  # rows may be taken in a thread, and by one at a time
+        self._taking = asyncio.Lock()  # one query at a time takes rows, possibly in a thread
         self._is_slow = False
         self._in_a_row: list[str] = []
         self._hopeless: PrometheusError | None = None
@@ -105,16 +105,16 @@ class Asking:
         query: Callable[[Draft], str],
         take: Callable[[Metric, Sequence[tuple[Draft, float]]], None],
     ) -> bool:
-        """Put a question over a block; chunk by chunk where it differs, or cannot be answered in one.
+        """Run a query over a block; chunk by chunk if the query differs between chunks or fails for the whole block.
 
         Args:
-            block: Over which chunks.
-            what: The series, for messages.
-            query: PromQL of a chunk.
-            take: Takes a series with its value in each chunk.
+            block: Chunks to query.
+            what: Name of the series, for messages.
+            query: Returns the PromQL of a chunk.
+            take: Receives a series and its value in each chunk.
 
         Returns:
-            Whether all of it was answered; what was not is in ``failures``.
+            Whether all chunks were answered; ``failures`` lists the others.
         """
         at = {asked_at(draft.window): draft for draft in block}
 
@@ -128,14 +128,14 @@ class Asking:
         return answered
 
     async def ask_moments(self, block: Block, what: str, query: str, moments: tuple[int, int, int], take: Take) -> None:
-        """Ask a range query that stands for all of the block.
+        """Run one range query for the whole block.
 
         Args:
-            block: Over which chunks.
-            what: The series, for messages.
+            block: Chunks to query.
+            what: Name of the series, for messages.
             query: PromQL.
             moments: Start, end and step in seconds.
-            take: Takes a series with its values by Unix time.
+            take: Receives a series and its values by Unix time.
         """
         async with self._slots:
             try:
@@ -163,7 +163,7 @@ class Asking:
                 self._fail(block, what, error)
                 return False
             self._is_slow |= error.reason in _TOO_MUCH
-        # One after the other: the server has just been asked too much.
+        # Sequentially, because the server has just failed on a larger query.
         return all([await self._divided((draft,), what, query, take) for draft in block])
 
     async def _taken(self, question: Coroutine[Any, Any, PrometheusAnswer], what: str, take: Take) -> None:
@@ -181,10 +181,10 @@ class Asking:
         self._in_a_row.clear()
 
     def _take_rows(self, rows: Iterable[Mapping[str, Any]], what: str, take: Take) -> None:
-        """Take the rows of an answer; raise what ``rows_read`` expects where they are not what an API sends."""
+        """Take the rows of an answer; malformed rows raise the errors that ``rows_read`` converts."""
         for row in rows:
             metric = row["metric"]
-            "".join(metric.values())  # a label that is no text would be met when lines are sorted
+            "".join(metric.values())  # raises for a label that is not text, which would otherwise fail in sorting
             points = []
             for moment, text in row["values"] if "values" in row else (row["value"],):
                 value = float(text)
@@ -199,7 +199,7 @@ class Asking:
         self.last_error = error
         self._in_a_row.append(what)
         if len(self._in_a_row) >= _LOST_HOPE_AFTER and len(set(self._in_a_row)) >= _OF_SERIES and error.retriable:
-            # It is down rather than flaky: waiting out all retries of all other questions would show no more.
+            # The server is down rather than flaky; retries of the remaining queries would only take time.
             self._hopeless = error
         reason, may_pass = str(error), prometheus_access.may_pass(error)
         for draft in block:
@@ -207,7 +207,7 @@ class Asking:
             self._failures.append(Failure(window=draft.window, what=what, reason=reason, may_pass=may_pass))
 
     def failures(self) -> tuple[Failure, ...]:
-        """Return what stayed unanswered; questions of a series, and days in a row, that failed alike are one."""
+        """Return the failures; those of one series and reason over consecutive days are merged."""
         merged: list[Failure] = []
         for failure in sorted(set(self._failures), key=lambda one: (one.what, one.reason, one.window.start_seconds)):
             last = merged[-1] if merged else failure

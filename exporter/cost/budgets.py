@@ -1,4 +1,4 @@
-"""Budgets: reads the budgets file and compares spending with it, with a forecast."""
+"""Reads the budgets file, compares spending with each budget, and forecasts the period."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ _DEFAULT_THRESHOLDS = (0.5, 0.8, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much the GPUs of an owner may cost in a period."""
+    """Limit on the cost of an owner's GPUs in a period."""
 
     name: str
     currency: str
     amount: float
     period: Period
     owner: Mapping[Dimension, str] = field(default_factory=dict)
-    """Its owner by any of cluster, namespace, team, labels; empty for everything that is held."""
+    """Owner by any of cluster, namespace, team and labels; empty: all held devices."""
     thresholds: tuple[float, ...] = _DEFAULT_THRESHOLDS
-    """Parts of the amount that pages and digests mark."""
+    """Fractions of the amount that pages and digests highlight."""
     include_unallocated: bool = False
-    """Counts Unallocated and Unattributed, too; only where it is for all, or a cluster."""
+    """Whether Unallocated and Unattributed count; allowed for a budget of the fleet or of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +42,18 @@ class BudgetState:
     period: Window
     spent: float
     projected: float | None
-    """Of the whole period; ``None`` while too little of it is known."""
+    """Forecast for the whole period; ``None`` while too little of it is known."""
     unpriced_seconds: float
-    """GPU-seconds of the budget without a price: ``spent`` is too low while there are any."""
+    """GPU-seconds of the budget without a price; ``spent`` is too low if there are any."""
     as_of_seconds: float
     passed: tuple[float, ...] = ()
     """Thresholds that ``spent`` has reached."""
     known: bool = True
-    """False where a part of the period could not be read, or its money is in other currencies: ``spent`` is not it."""
+    """False if the period was not read or recorded, or its money is in other currencies; ``spent`` is then invalid."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of the figures, one sentence each, with the fix."""
+    """Notes on the figures, one sentence each, with the fix."""
     unread: str = ""
-    """Why a question about the period stayed unanswered that may be answered when it is asked again; else empty."""
+    """Reason of a failed query that a retry may answer; empty otherwise."""
 
 
 PERIODS: tuple[Period, ...] = get_args(Period)
@@ -69,7 +69,7 @@ def load(path: Path) -> tuple[Budget, ...]:
     """Return the budgets of a file, in its order.
 
     Raises:
-        ConfigError: With all mistakes at once: file, line, budget, key, what is wrong and what is allowed.
+        ConfigError: Lists all mistakes, each with file, line, budget, key and allowed values.
     """
     return parse(read_text(path, "budgets", "a file of budgets", "allowed: a readable YAML file"), str(path))
 
@@ -78,7 +78,7 @@ def parse(text: str, path: str) -> tuple[Budget, ...]:
     """Return the budgets in the text of a file; ``path`` is for messages.
 
     Raises:
-        ConfigError: With all mistakes at once.
+        ConfigError: Lists all mistakes.
     """
     wrong = "no budgets; allowed: the key budgets with a list below it (see docs/cost.md)"
     top = fields_of(text, path, wrong)
@@ -103,7 +103,7 @@ def _budgets(top: Fields) -> Iterator[Budget]:
 
 
 def _budget(fields: Fields) -> Budget | None:
-    """Return a budget; ``None`` if it has a mistake, which is among the problems."""
+    """Return a budget; ``None`` if it has a mistake, which is added to the problems."""
     before = len(fields.problems)
     name = fields.take_text("name", needed=True)
     allowed = "an amount of money, 0.01 or more"
@@ -162,7 +162,7 @@ def _thresholds(fields: Fields) -> tuple[float, ...]:
 
 
 def _part(node: yaml.Node) -> float | None:
-    """Return a part of the amount, from 0.01 to ``_MOST_PARTS``; ``None`` if it is something else."""
+    """Return a threshold from 0.01 to ``_MOST_PARTS``; ``None`` for any other node."""
     text = node.value.strip() if isinstance(node, yaml.ScalarNode) else ""
     try:
         value = part_of(text)
@@ -172,7 +172,7 @@ def _part(node: yaml.Node) -> float | None:
 
 
 _WEEK, _TWO_WEEKS, _LOOK_BACK = 7, 14, 28
-"""Days that a forecast goes by."""
+"""Days that a forecast uses."""
 _DAY_HOURS = 24
 
 
@@ -180,9 +180,9 @@ def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[i
     """Return the money of the last complete days up to the ledger's last midnight, oldest first, for ``forecast``.
 
     Args:
-        ledger: By day.
-        money: Of each of its days.
-        hours: How many hours of each were recorded.
+        ledger: Ledger with one chunk per day.
+        money: Money of each chunk.
+        hours: Recorded hours of each chunk.
     """
     due = ledger.window.end_seconds // DAY_SECONDS * DAY_SECONDS
     days: list[float] = []
@@ -199,15 +199,15 @@ def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[i
 def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:
     """Return the projected money of the whole period; ``None`` without a complete day.
 
-    Each day of the rest costs the mean of the last 7 complete days. From 14 days on it costs the mean of its weekday
-    in the last 28, so that a month with five weekends is not taken for one with four.
+    Each remaining day costs the mean of the last 7 complete days. With 14 or more days it costs the mean of its weekday
+    in the last 28 days, so that the number of weekends in a month counts.
 
     Args:
         spent: Money of the period until ``now_seconds``, in one currency.
-        daily: Money of the last complete UTC days without a hole, oldest first; the last ended at the midnight before
-            ``now_seconds``. They may lie before the period.
+        daily: Money of the last complete UTC days without a gap, oldest first. The last day ends at the midnight before
+            ``now_seconds``. The days may lie before the period.
         now_seconds: Unix time until which ``spent`` counts.
-        period: Of whole UTC days.
+        period: Period of whole UTC days.
     """
     if not daily:
         return None
@@ -221,7 +221,7 @@ def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: W
 
 
 def _of_day(daily: Sequence[float], days_ahead: int) -> float:
-    """Return the projected money of a day; today is 0 days ahead, and the last of ``daily`` is yesterday."""
+    """Return the projected money of a day; ``days_ahead`` is 0 for today, and ``daily`` ends with yesterday."""
     lately = daily[-_WEEK:]
     if len(daily) >= _TWO_WEEKS:
         recent = reversed(daily[-_LOOK_BACK:])
@@ -231,19 +231,19 @@ def _of_day(daily: Sequence[float], days_ahead: int) -> float:
 
 _NOT_MONEY = {CAPACITY, NODE_INFO, SIMULATED, *(ENERGY.series(level) for level in LEVELS)}
 _LATE_HOURS = 1
-"""Of the last hour a busy server may still be recording its values."""
+"""Most recent hours that a busy server may not have recorded yet."""
 
 
 async def standings(budgets: Sequence[Budget], source: LedgerSource, now: float) -> tuple[BudgetState, ...]:
-    """Return the state of every budget, in their order, from one reading; none without budgets.
+    """Return the states of the budgets, in their order, from one reading; empty without budgets.
 
     Args:
-        budgets: As their file has them.
-        source: Has the ledger of their periods.
+        budgets: Budgets in the order of their file.
+        source: Source of the ledger of their periods.
         now: Unix time; money counts until the last recorded hour.
 
     Raises:
-        PrometheusError: Nothing can be read.
+        PrometheusError: No query can be answered.
         StoreError: The store cannot be read.
     """
     if not budgets:
@@ -271,7 +271,7 @@ def standing(budget: Budget, ledger: FleetLedger, now: float) -> BudgetState:
     unread = _unread(period, ledger)
     due = (end - period.start_seconds) // HOUR_SECONDS
     currencies = {code for line in figures for code in line.money}
-    # A period that has just begun has no hour to wait for.
+    # A period that has just begun has no recorded hour yet.
     known = not unread and (due <= _LATE_HOURS or recorded > 0) and (not currencies or budget.currency in currencies)
     return BudgetState(
         budget=budget,
@@ -304,7 +304,7 @@ def _money(lines: Sequence[Figures], currency: str) -> float:
 
 
 def _hours(budget: Budget, chunk: Chunk) -> int:
-    """Return the recorded hours of the budget's cluster, or of the cluster with most: a new one has fewer."""
+    """Return the recorded hours of the budget's cluster; without one, the maximum, because a new cluster has fewer."""
     cluster = budget.owner.get("cluster")
     if cluster is not None:
         return chunk.recorded_hours.get(cluster, 0)
@@ -314,7 +314,7 @@ def _hours(budget: Budget, chunk: Chunk) -> int:
 def _notes(
     budget: Budget, figures: Sequence[Figures], unread: Sequence[Failure], *, due: int, recorded: int
 ) -> Iterator[str]:
-    """Yield what a reader must know of a period with so many hours due and recorded."""
+    """Yield notes on a period with ``recorded`` of ``due`` hours."""
     if unread:
         yield f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}."
     elif due - recorded > _LATE_HOURS:

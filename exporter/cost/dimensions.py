@@ -1,4 +1,4 @@
-"""Dimensions of a ledger: the names of a line, cost labels, and filters."""
+"""Defines the dimensions of a ledger: names of a line, cost labels, and filters."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,22 +10,22 @@ from typing import NamedTuple, TypeAlias
 from exporter.errors import expected
 
 Dimension: TypeAlias = str
-"""Dimension of a line: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
+"""Name of a dimension: a field of ``LineKey``, or ``label:KEY``. ``workload`` needs namespace and kind."""
 LABEL = "label:"
-"""Begins the dimension of one cost label: ``label:project``."""
+"""Prefix of the dimension of a cost label, as in ``label:project``."""
 OTHER = "__other__"
 """Value of cost labels beyond the number of combinations that an agent keeps."""
 MOST_LABELS = 8
-"""Labels in one question; an agent takes no more."""
+"""Maximum number of labels in one question; an agent accepts no more."""
 _LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 UNALLOCATED, UNATTRIBUTED = "Unallocated", "Unattributed"
-"""Kinds of what no known owner held: see ``exporter.model.attribution``."""
+"""Kinds of time without a known owner: see ``exporter.model.attribution``."""
 APART = (UNATTRIBUTED, UNALLOCATED)
 """Kinds of lines without an owner, in the order of reports."""
 
 
 class LineKey(NamedTuple):
-    """The names of a line; one that was summed over, or is unknown, is empty."""
+    """The names of a line; a name is empty if it is unknown or was summed over."""
 
     cluster: str = ""
     node: str = ""
@@ -33,14 +33,14 @@ class LineKey(NamedTuple):
     """``p5.48xlarge on-demand``: instance type and capacity type of the node, as far as they are known."""
     namespace: str = ""
     kind: str = ""
-    """Of the workload, or ``Unallocated``, ``Unattributed``; these two are never summed away."""
+    """Kind of the workload, or ``Unallocated``, ``Unattributed``; sums keep these two separate."""
     workload: str = ""
     team: str = ""
     labels: str = ""
-    """Cost labels as the agents write them: ``environment=dev,project=llm``, sorted by key."""
+    """Cost labels in the format of the agents: ``environment=dev,project=llm``, sorted by key."""
     model: str = ""
     mode: str = ""
-    """``exclusive``, ``mig``, ``shared``."""
+    """Sharing mode: ``exclusive``, ``mig``, ``shared``."""
 
     @property
     def is_apart(self) -> bool:
@@ -49,7 +49,7 @@ class LineKey(NamedTuple):
 
     @property
     def label_values(self) -> Mapping[str, str]:
-        """The values of its cost labels by key."""
+        """Values of the cost labels by key."""
         return pairs(self.labels)
 
     def value(self, dimension: Dimension) -> str:
@@ -59,7 +59,7 @@ class LineKey(NamedTuple):
         return str(getattr(self, dimension))
 
     def at(self, dimensions: Collection[Dimension]) -> "LineKey":
-        """Return the key of the line that is summed over every other dimension, with the named labels alone."""
+        """Return the key of the sum over all other dimensions; of the labels, the key keeps those in ``dimensions``."""
         key = LineKey._make(picking(self._fields, frozenset(dimensions))((*self, "")))
         if self.labels and "labels" not in dimensions:
             named = [f"{name}={value}" for name, value in self.label_values.items() if LABEL + name in dimensions]
@@ -67,41 +67,41 @@ class LineKey(NamedTuple):
         return key
 
     def group(self, dimensions: Collection[Dimension]) -> "LineKey":
-        """Return the key of the line that a line is summed into; without an owner it keeps its kind."""
+        """Return the key of the line's group; a line without an owner keeps its kind."""
         return self.at({*dimensions, "kind"} if self.is_apart else dimensions)
 
 
 @lru_cache(maxsize=256)
 def picking(names: Sequence[str], kept: Collection[str]) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    """Return a getter of the fields of a ``LineKey`` from values and an empty text at their end.
+    """Return a function that returns the fields of a ``LineKey`` from values followed by an empty text.
 
     Args:
-        names: Fields that the values are of, in their order.
-        kept: Fields that are taken; all others are empty.
+        names: Fields of the values, in their order.
+        kept: Fields to keep; all others become empty.
     """
     return itemgetter(*[names.index(field) if field in kept and field in names else -1 for field in LineKey._fields])
 
 
 DIMENSIONS: tuple[Dimension, ...] = tuple(name for name in LineKey._fields if name != "labels")
-"""What users may name, besides ``label:KEY``."""
+"""Dimensions that users may name, in addition to ``label:KEY``."""
 
 
 @lru_cache(maxsize=4096)
 def pairs(labels: str) -> Mapping[str, str]:
-    """Return the values of ``LineKey.labels`` by key; no label of Kubernetes has ``=`` or ``,`` in it."""
+    """Return the values of ``LineKey.labels`` by key; labels of Kubernetes contain no ``=`` or ``,``."""
     return {key: value for key, _, value in (pair.partition("=") for pair in labels.split(",")) if key}
 
 
 def with_parts(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
-    """Return the dimensions; a workload is one only with its namespace and kind."""
+    """Return the dimensions; ``workload`` adds ``namespace`` and ``kind``, which identify it."""
     wanted = frozenset(dimensions)
     return wanted | {"namespace", "kind"} if "workload" in wanted else wanted
 
 
 def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
-    """Return the dimensions that a report needs of a ledger: with those of ``with_parts``, and all cost labels.
+    """Return the ledger dimensions of a report: those of ``with_parts``; any label adds all cost labels.
 
-    So a report can name the labels if an unknown one is asked for.
+    With all labels, a report can list them if the requested one does not exist.
     """
     wanted = with_parts(by)
     labels = {dimension for dimension in wanted if dimension.startswith(LABEL)}
@@ -114,13 +114,13 @@ def label_keys(dimensions: Iterable[Dimension]) -> list[str]:
 
 
 def too_many_labels(where: str, dimensions: Iterable[Dimension]) -> list[str]:
-    """Return a problem if more labels are named than an agent takes."""
+    """Return a problem if there are more labels than an agent accepts."""
     count = len(label_keys(dimensions))
     return [f"{where}: names {count} labels; allowed: at most {MOST_LABELS}"] if count > MOST_LABELS else []
 
 
 def label_problem(dimension: Dimension) -> str:
-    """Return what is wrong with ``label:KEY``; empty for a label that Kubernetes can have."""
+    """Return the problem of ``label:KEY``; empty for a valid key of a Kubernetes label."""
     if _LABEL_KEY.fullmatch(dimension.removeprefix(LABEL)):
         return ""
     return "names no label; allowed: label:KEY, a key of the agents' --cost-labels, as label:project"
@@ -130,7 +130,7 @@ _POOL_NAMES = frozenset({"node pool", "node-pool", "node_pool", "nodepool"})
 
 
 def dimension_of(text: str) -> tuple[Dimension, str]:
-    """Return the dimension that a user names, and what is wrong with the name; empty where there is such a one."""
+    """Return the dimension that a user names, and the problem of the name; empty if there is no problem."""
     name = text.strip()
     if name.startswith(LABEL):
         return name, label_problem(name)
@@ -143,12 +143,12 @@ def dimension_of(text: str) -> tuple[Dimension, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """The values of which a line must have one, by dimension."""
+    """Accepted values by dimension; a line must have one of them in each dimension."""
 
     wanted: Mapping[Dimension, frozenset[str]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Return the same for the same filters in any order."""
+        """Return a hash that does not depend on the order of the filters."""
         return hash(frozenset(self.wanted.items()))
 
     def keep(self, key: LineKey) -> bool:
@@ -156,17 +156,17 @@ class Filters:
         return not self.wanted or all(key.value(dimension) in values for dimension, values in self.wanted.items())
 
     def only(self, dimensions: Collection[Dimension]) -> "Filters":
-        """Return those of some dimensions."""
+        """Return the filters on the given dimensions."""
         return Filters(wanted={name: values for name, values in self.wanted.items() if name in dimensions})
 
     @property
     def is_part(self) -> bool:
-        """Whether the lines are only a part of the metered time, so that they cannot sum to it."""
+        """Whether the filters exclude metered time, so that the lines cannot sum to capacity."""
         return bool(set(self.wanted) - {"cluster"})
 
     @property
     def of_owners(self) -> bool:
-        """Whether a property of owners is asked for, which a line without an owner never has."""
+        """Whether a filter is on a property of owners, which a line without an owner never has."""
         return any(name in {"namespace", "workload", "team"} or name.startswith(LABEL) for name in self.wanted)
 
     @property

@@ -1,4 +1,4 @@
-"""Converts a fleet's report to its one JSON document, for the command and the API, and to its funnel."""
+"""Converts a fleet's report to the JSON document of the command and the API, and to its funnel."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ PARTS: Mapping[str, str] = {
     "unattributed": UNATTRIBUTED,
     "unallocated": UNALLOCATED,
 }
-"""What all GPU-seconds, and all money, consist of, in words: of owners by state, then without an owner."""
+"""Display names of the parts of all GPU-seconds or money: owners' parts by state, then parts without an owner."""
 
 
 def parts(report: FleetReport, currency: str = "", period: int | None = None) -> dict[str, float]:
-    """Return GPU-seconds, or money in a currency, by ``PARTS``; of one of the report's ``periods`` alone."""
+    """Return GPU-seconds, or money in a currency, by ``PARTS``; ``period`` selects one of the report's periods."""
 
     def amounts(line: ReportLine) -> ByState:
         return (line.figures if period is None else line.series[period]).amounts(currency)
@@ -45,7 +45,7 @@ MEANINGS: Mapping[str, str] = {
     UNALLOCATED: "parts of GPUs that nobody held.",
     UNATTRIBUTED: "GPUs that were held, or may have been, by an unknown holder.",
 }
-"""What the words for hours and money mean, in help and pages."""
+"""Definitions of the terms for hours and money, for help and pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Funnel:
 
     @property
     def profiled_ratio(self) -> float:
-        """Part of what was active of which it was measured whether it was effective."""
+        """Profiled part of the active amount: coverage of ``effective``."""
         return 1 - self.unprofiled / self.active if self.active else 0.0
 
 
@@ -189,7 +189,7 @@ class FleetDocument(TypedDict):
 
 
 def money_kinds(report: FleetReport) -> tuple[str, ...]:
-    """Return the columns of each currency that only some reports have."""
+    """Return the optional columns of each currency in a report."""
     shared = ("shared", "charged") if report.question.is_shared else ()
     return (*shared, *(("before", "change") if report.before else ()))
 
@@ -200,7 +200,7 @@ def document(report: FleetReport) -> FleetDocument:
 
 
 def document_without_lines(report: FleetReport) -> FleetDocument:
-    """Return all but the lines, which may be many."""
+    """Return the report as plain values, without its lines."""
     question = report.question
     return {
         "api_version": 1,

@@ -26,12 +26,12 @@ _NEEDED = tuple(measure for measure in MEASURES if measure != ENERGY)
 
 
 class PrometheusLedger:
-    """The ledger as Prometheus, Thanos, Mimir or VictoriaMetrics has it; a ``LedgerSource``.
+    """A ``LedgerSource`` that reads from Prometheus, Thanos, Mimir or VictoriaMetrics.
 
     Args:
-        client: Where it is asked for.
-        by_day: A chunk per UTC day. Without, a chunk has several days, which is read in half the time; not for prices
-            that change from day to day.
+        client: Client of the server.
+        by_day: Whether each UTC day is a chunk. If not, a chunk has several days, and reading takes half the time; not
+            for prices that change from day to day.
     """
 
     def __init__(self, client: PrometheusClient, *, by_day: bool = True) -> None:
@@ -45,20 +45,20 @@ class PrometheusLedger:
         filters: Filters = EVERYTHING,
         progress: Progress = unseen,
     ) -> FleetLedger:
-        """Return the ledger over a window; see ``LedgerSource``. With ``workload`` namespace and kind come, too.
+        """Return the ledger over a window; see ``LedgerSource``. ``workload`` adds ``namespace`` and ``kind``.
 
-        Of a chunk of which a series of time or money stayed unanswered no line is given, so that no half figures stand
-        as whole ones: its capacity shows how much is missing. Without energy it is given, without energy.
+        If a query for time or money fails, its chunk has no lines, because partial figures would look complete. The
+        capacity of the chunk shows how much is missing. If the query for energy fails, the lines have no energy.
 
         Raises:
-            PrometheusError: Nothing can be read at all.
+            PrometheusError: No query can be answered.
         """
         if self._by_day or "pool" in dimensions or "pool" in filters.wanted:
             days = _Reading(self._client, chunks(window), dimensions, filters, progress)
             return replace(await days.read(), window=window)
         ledger = await _Reading(self._client, stretches(window), dimensions, filters, progress).read()
         parts = {chunk.window: replace(ledger, chunks=(chunk,), failures=()) for chunk in ledger.chunks}
-        # What failed in one is read day by day, so that no more is missing than cannot be had.
+        # A chunk with a failed query is read again day by day, so that only the days that fail are missing.
         for lost in parts:
             if any(lost.meets(failure.window) for failure in ledger.failures):
                 parts[lost] = await _Reading(self._client, chunks(lost), dimensions, filters, unseen).read()
@@ -66,7 +66,7 @@ class PrometheusLedger:
 
 
 class _Reading:
-    """One reading under way."""
+    """Runs one reading."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Reading:
         self._drafts = tuple(map(Draft, windows))
         of_window = dict(zip(windows, self._drafts, strict=True))
         self._blocks = [tuple(of_window[window] for window in block) for block in blocks(windows)]
-        # No matcher of a query stands for these.
+        # Queries have no matcher for these filters.
         picked = {name: of for name, of in filters.wanted.items() if name == "pool" or name.startswith(LABEL)}
         self._picked = Filters(wanted=picked)
         asked = dimensions | set(picked)
@@ -103,7 +103,7 @@ class _Reading:
         self._asking = Asking(client, progress, questions)
 
     async def read(self) -> FleetLedger:
-        """Ask all questions, and return the ledger."""
+        """Run all queries and return the ledger."""
         engine = await prometheus.detect(self._client)
         await self._choose_recorders()
         async with asyncio.TaskGroup() as tasks:
@@ -133,7 +133,7 @@ class _Reading:
         )
 
     async def _choose_recorders(self) -> None:
-        """Ask which hours were recorded; the other questions depend on whether several servers recorded them."""
+        """Query which hours were recorded, and whether by several servers; the other queries depend on it."""
         answered = [await self._ask_hours(block) for block in self._blocks]
         if not any(answered):
             raise self._asking.last_error or PrometheusError("server_error", "no question was answered")
@@ -187,7 +187,7 @@ class _Reading:
         return await self._asking.ask(block, queries.RECORDED, lambda one: queries.recorded_hours(one.window), take)
 
     async def _ask_each_hour(self, block: Block, known: dict[str, dict[Recorder, dict[int, float]]]) -> None:
-        """Ask what each server recorded of each hour, and of those before that a value can have."""
+        """Query the value that each server recorded for each hour, from ``CARRIED_HOURS`` before the block."""
 
         def take(metric: Metric, points: Sequence[tuple[int, float]]) -> None:
             own = known.setdefault(metric.get(self._label, ""), {}).setdefault(self._recorder(metric), {})
@@ -209,7 +209,7 @@ class _Reading:
             for draft, value in points:
                 cell = draft.cells.get(key)
                 if cell is None and value:
-                    # Not divisible: some of the rows have been added.
+                    # The query cannot be divided and repeated: some of its rows are already added.
                     self._memory.grow(_CELL_BYTES, "too_many_lines")
                     cell = draft.cells[key] = {}
                 if cell is not None:
@@ -267,7 +267,7 @@ class _Reading:
                 pools = {node: pool_name(facts) for node, facts in {**nodes, **draft.nodes}.items()}
                 line_of = cache(partial(self._line_of, pools))
             lines: dict[LineKey, list[Figures]] = {}
-            # In the order of keys: sums are the same to the last digit, whichever answer came first.
+            # In the order of keys, so that the order of the answers does not change the last digit of a sum.
             for key, cell in sorted(draft.cells.items()) if not draft.unanswered & {queries.RECORDED, *needed} else ():
                 if energy in draft.unanswered:
                     cell.pop((ENERGY.quantity, "", ""), None)
@@ -282,7 +282,7 @@ class _Reading:
             )
 
     def _line_of(self, pools: Mapping[Node, str], key: Key) -> LineKey | None:
-        """Return the line of a key at the dimensions that were asked for; ``None`` where it was filtered out."""
+        """Return the line of a key at the requested dimensions; ``None`` if a filter excludes it."""
         whole = LineKey._make(self._pick((*key, "")))
         if self._by_pool:
             whole = whole._replace(pool=pools.get((whole.cluster, whole.node), ""))
@@ -293,7 +293,7 @@ class _Reading:
 
 @lru_cache(maxsize=64)
 def _known_state(state: str) -> str:
-    """Return the state that time counts as; of an unknown one it is not known whether it was active."""
+    """Return the state that time counts as; an unknown state counts as ``active_unprofiled`` or ``unknown``."""
     return state if state in STATES else "active_unprofiled" if state.startswith("active") else "unknown"
 
 
@@ -318,7 +318,7 @@ def _columns(quantity: str, currency: str) -> tuple[Column, ...]:
 
 
 def _moments(block: Block) -> tuple[tuple[int, int, int], str]:
-    """Return start, end and step of a range query over some chunks, and how far each moment looks back."""
+    """Return start, end and step of a range query over some chunks, and the look-back of each step."""
     end = block[-1].window.end_seconds
     seconds = end - block[0].window.start_seconds
     steps = max(0, -(-seconds // _STEP_SECONDS) - 1)
@@ -326,7 +326,7 @@ def _moments(block: Block) -> tuple[tuple[int, int, int], str]:
 
 
 def pool_name(facts: NodeFacts) -> str:
-    """Return ``p5.48xlarge on-demand``, as far as it is known."""
+    """Return the name of a node's pool, such as ``p5.48xlarge on-demand``, without unknown parts."""
     return f"{facts.instance_type} {facts.capacity_type}".strip()
 
 
@@ -334,12 +334,12 @@ _MOST_GAPS = 3
 
 
 def missing_hours(windows: Sequence[Window], hours: Sequence[Mapping[str, int]], why: str = "") -> list[str]:
-    """Return hours without records, cluster by cluster: before the first that has some, and gaps after it.
+    """Return texts on hours without records, by cluster: hours before the first record, and gaps after it.
 
     Args:
         windows: The chunks of the period, in the order of time.
-        hours: Of each of them, by cluster: how many were recorded.
-        why: What is said of those that are missing at the beginning.
+        hours: Recorded hours of each chunk, by cluster.
+        why: Explanation to append for hours that are missing at the beginning.
     """
     found: list[str] = []
     clusters = sorted({name for counts in hours for name, count in counts.items() if count})
@@ -360,14 +360,14 @@ def _missing(counted: Sequence[tuple[Window, int]], why: str) -> Iterator[str]:
         total = sum(missing for _, missing in gaps)
         listed = ", ".join(f"{_days('within ', window)} ({missing})" for window, missing in gaps[:_MOST_GAPS])
         more = f" and {len(gaps) - _MOST_GAPS} more days" if len(gaps) > _MOST_GAPS else ""
-        # What a server of a short memory lacks of a chunk of many days lies at the beginning of the chunk.
+        # A server with a short retention lacks the beginning of a chunk of many days.
         earliest = counted[0][0]
         because = why if gaps[0][0] == earliest and earliest.seconds > DAY_SECONDS else ""
         yield f"{total} {'hour was' if total == 1 else 'hours were'} not recorded: {listed}{more}{because}"
 
 
 def _days(preposition: str, window: Window, of_a_day: str = "") -> str:
-    """Return a day, or the first and the last of a chunk that has several, after a preposition."""
+    """Return the day of a window, or a preposition with its first and last day."""
     first, last = day(window.start_seconds), day(window.end_seconds - 1)
     return f"{of_a_day}{first}" if first == last else f"{preposition}{first} to {last}"
 
@@ -379,7 +379,7 @@ _LOOK_BACK_DAYS = 400
 
 
 async def _coverage_notes(client: PrometheusClient, drafts: Block, engine: QueryEngine) -> list[str]:
-    """Return which hours were not recorded; the client is asked only where none was."""
+    """Return notes on hours without records; query the cause only if no hour was recorded."""
     window = Window(start_seconds=drafts[0].window.start_seconds, end_seconds=drafts[-1].window.end_seconds)
     if not any(draft.hours for draft in drafts):
         try:
@@ -394,7 +394,7 @@ async def _coverage_notes(client: PrometheusClient, drafts: Block, engine: Query
 
 
 async def _why_nothing(client: PrometheusClient, window: Window) -> str:
-    """Return why nothing was recorded: another period, rules that are not loaded, or another server."""
+    """Return the cause of a period without records: another period, rules that are not loaded, or another server."""
     url = client.settings.url
     nothing = f"{url}: nothing was recorded {_days('from ', window, 'on ')}"
     recorded = f"count(last_over_time({queries.RECORDED}[1d]))"

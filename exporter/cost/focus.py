@@ -23,25 +23,25 @@ from exporter.model.formatting import iso
 from exporter.model.ledger import ByState
 
 FocusRow = dict[str, str]
-"""One charge: texts by the name of the column, as version 1.4 calls it; what is absent is null."""
+"""One charge: texts by column name of version 1.4; an absent column is null."""
 NULLS = frozenset(("", "NULL", "null"))
-"""Texts that readers take for null: the specification's examples have ``NULL``."""
+"""Texts that readers interpret as null; examples in the specification use ``NULL``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FocusSettings:
-    """Values for a bill that are not in the ledger."""
+    """Values for a bill that the ledger does not contain."""
 
     billing_account: str = "on-prem"
     billing_account_name: str = ""
     provider: str = "Internal"
-    """Name of the provider of the GPUs, which hosts them and would send an invoice."""
+    """Name of the provider that hosts the GPUs and issues the invoice."""
     restated: bool = False
-    """The period was exported before: its charges are corrections."""
+    """Whether the period was exported before; its charges are then corrections."""
     filters: str = ""
-    """In words, which part of the fleet's charges was asked for; empty for all of them."""
+    """Text of the filters on the fleet's charges; empty for all charges."""
     created_seconds: float | None = None
-    """Unix time for the metadata; ``None`` leaves it out."""
+    """Unix time for the metadata; ``None`` omits it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,35 +69,35 @@ def exact(value: float) -> Decimal:
 
 
 def rounded(value: Decimal, places: int = PLACES) -> Decimal:
-    """Return the value with so many decimals."""
+    """Return the value rounded to ``places`` decimals."""
     return value.quantize(Decimal(1).scaleb(-places), context=_WIDE)
 
 
 def hours(seconds: float) -> Decimal:
-    """Return seconds in hours, with more digits than are written."""
+    """Convert seconds to hours, with more digits than the file has."""
     return _WIDE.divide(exact(seconds), Decimal(3600))
 
 
 def parts_of(whole: Decimal, values: Sequence[Decimal], places: int = PLACES) -> list[Decimal]:
-    """Return the values rounded up or down, such that they sum to ``whole``; none becomes negative.
+    """Round each value up or down so that they sum to ``whole``; no value becomes negative.
 
-    Those nearest to the next digit are rounded up. ``whole`` is the sum of the values, apart from rounding.
+    The values nearest to the next digit are rounded up. ``whole`` is the sum of the values, apart from rounding.
     """
     exact = [value.scaleb(places, _WIDE) for value in values]
     return [Decimal(part).scaleb(-places, _WIDE) for part in settled(exact, int(whole.scaleb(places, _WIDE)))]
 
 
 def ratios_of(values: Sequence[Decimal]) -> list[Decimal]:
-    """Return each value's part of their sum; the parts sum to exactly 1. They are equal if the sum is 0."""
+    """Return each value's fraction of the sum. The fractions sum to exactly 1, and are equal if the sum is 0."""
     total = sum(values)
     shares = [_WIDE.divide(value, total) if total else _WIDE.divide(1, len(values)) for value in values]
     return parts_of(Decimal(1), shares, RATIO_PLACES)
 
 
 def written(value: Decimal) -> str:
-    """Return a number as FOCUS writes it: no exponent, no needless zeros, no sign at 0.
+    """Return a number in the format of FOCUS: no exponent, no trailing zeros, no sign at 0.
 
-    A whole number has one decimal: readers that guess types take a column without any for integers.
+    A whole number has one decimal; otherwise readers that infer types would take the column for integers.
     """
     if not value:
         return "0.0"
@@ -106,32 +106,32 @@ def written(value: Decimal) -> str:
 
 
 class ChargePart(NamedTuple):
-    """The part of a charge that one owner has."""
+    """The part of a charge of one owner."""
 
     owner: LineKey
-    """Namespace, kind, workload, team and labels; the remainder has the kind alone."""
+    """Key with namespace, kind, workload, team and labels; the remainder has only a kind."""
     modes: frozenset[str]
     figures: Figures
-    """Seconds of lines with money in several currencies are in the first one's part alone."""
+    """Figures of the part; if a line has several currencies, only the part in the first one has its seconds."""
 
     @property
     def is_remainder(self) -> bool:
-        """Whether it has no known owner."""
+        """Whether the part has no known owner."""
         return self.owner.kind in APART
 
     @property
     def path(self) -> str:
-        """``namespace/kind/workload``, without what is not known."""
+        """Path of the owner, ``namespace/kind/workload``, without unknown parts."""
         return _path(self.owner.namespace, self.owner.kind, self.owner.workload) or "(unknown owner)"
 
     @property
     def rank(self) -> tuple[int, LineKey]:
-        """Its place among the parts: the remainder is last."""
+        """Sort key among the parts; the remainder is last."""
         return APART.index(self.owner.kind) + 1 if self.is_remainder else 0, self.owner
 
 
 class Origin(NamedTuple):
-    """One charge before it is split; its parts in the order of owners, the remainder last."""
+    """One charge before the split; its parts are in the order of owners, the remainder last."""
 
     window: Window
     cluster: str
@@ -143,7 +143,7 @@ class Origin(NamedTuple):
 
 
 def origins(ledger: FleetLedger) -> Iterator[Origin]:
-    """Yield the charges of the ledger by time, cluster, node and model; lines without a price are in none."""
+    """Yield the charges of the ledger by time, cluster, node and model; lines without a price are left out."""
     for chunk in ledger.chunks:
         for place, lines in groupby(sorted(chunk.lines.items(), key=_place), key=_place):
             facts = ledger.nodes.get(place[:2], NodeFacts())
@@ -162,7 +162,7 @@ def _place(line: tuple[LineKey, Figures]) -> tuple[str, str, str]:
 def _owners(
     lines: Iterable[tuple[LineKey, Figures]],
 ) -> dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]]:
-    """Return the lines by currency and owner; those of a second currency have money only."""
+    """Return the lines by currency and owner; only the first currency of a line has its seconds."""
     found: dict[str, dict[LineKey, list[tuple[LineKey, Figures]]]] = {}
     for key, figures in lines:
         owner = key._replace(cluster="", node="", pool="", model="", mode="")
@@ -173,12 +173,12 @@ def _owners(
 
 
 def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
-    """Return GPU-hours without a price, which are no charge, by cluster, node and model; most hours first."""
+    """Return GPU-hours without a price, which have no charge, by cluster, node and model; most hours first."""
     found: dict[tuple[str, str, str], float] = {}
     for chunk in ledger.chunks:
         for line in chunk.lines.items():
             seconds = line[1].seconds.total
-            if seconds and not line[1].money:  # joules alone lack no price
+            if seconds and not line[1].money:  # energy alone needs no price
                 found[_place(line)] = found.get(_place(line), 0.0) + seconds / 3600
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
@@ -186,7 +186,7 @@ def unpriced_hours(ledger: FleetLedger) -> dict[tuple[str, str, str], float]:
 FOCUS_DIMENSIONS: frozenset[Dimension] = frozenset(LineKey._fields)
 """Dimensions of an exported ledger."""
 ORIGIN_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "pool", "model"})
-"""Dimensions that FOCUS may be filtered by: with others a split charge would lack parts and not add up."""
+"""Dimensions that filters of a FOCUS export may use; other filters would remove parts of split charges."""
 METHOD_ID = "gpu-seconds-held"
 TAG_PREFIX = "gpu-cost-exporter/"
 UNIT = "GPU-Hours"
@@ -213,7 +213,7 @@ def _charges(origin: Origin, settings: FocusSettings) -> Iterator[tuple[FocusRow
 
 
 def _shares(values: list[Decimal]) -> list[Decimal]:
-    """Return the values rounded, such that they sum to their rounded sum."""
+    """Round the values so that they sum to their rounded sum."""
     return parts_of(rounded(sum(values, Decimal(0))), values)
 
 
@@ -280,7 +280,7 @@ def _path(*parts: str) -> str:
 
 def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal | None) -> FocusRow:
     at_unit_price = cost if unit_price is None else rounded(unit_price * paid)
-    # Rounding alone must not make them differ; a price that changed within the day, or energy, may.
+    # A price change within the day, or energy, may make the costs differ, but rounding alone must not.
     contracted = written(cost if abs(at_unit_price - cost) <= _NEAR else at_unit_price)
     return {
         "BilledCost": written(Decimal(0)),
@@ -293,10 +293,10 @@ def _amounts(cost: Decimal, hours: Decimal, paid: Decimal, unit_price: Decimal |
 
 
 def _own(part: ChargePart, money: ByState, cost: Decimal) -> FocusRow:
-    """Return our own columns."""
+    """Return the exporter's own x_ columns."""
     effective, ineffective, unprofiled, idle, unknown = parts_of(cost, [exact(amount) for _, amount in money])
     seconds, owner = part.figures.seconds, part.owner
-    profiled = seconds.profiled or money.profiled  # of several currencies one has the seconds
+    profiled = seconds.profiled or money.profiled  # only the first of several currencies has the seconds
     return {
         "x_ActiveCost": written(effective + ineffective + unprofiled),
         "x_ActiveEffectiveCost": written(effective) if profiled else "",
@@ -323,7 +323,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _allocated(part: ChargePart, ratio: Decimal, paid: Decimal) -> FocusRow:
-    # Written by hand: json turns decimals into floats, and seven sevenths of a float are not 1.
+    # Without json, which converts decimals to floats: the sum of seven sevenths in floats is not 1.
     element = f'{{"AllocatedRatio":{written(ratio)},"UsageUnit":"{UNIT}","UsageQuantity":{written(paid)}}}'
     row = {"AllocatedMethodId": METHOD_ID, "AllocatedMethodDetails": f'{{"Elements":[{element}]}}'}
     if not part.is_remainder:
@@ -345,7 +345,7 @@ def _node_tags(origin: Origin) -> dict[str, str]:
 
 
 def _owner_tags(owner: LineKey) -> dict[str, str]:
-    # Keys that users chose have no prefix, and none of theirs stands for one of ours.
+    # Users' keys have no prefix. A user's key with the exporter's prefix is dropped.
     labels = {key: value for key, value in owner.label_values.items() if not key.startswith(TAG_PREFIX)}
     own = _tags(namespace=owner.namespace, workload_kind=owner.kind, workload=owner.workload, team=owner.team)
     return labels | own
@@ -361,27 +361,27 @@ def _json(values: Mapping[str, str | int]) -> str:
 
 
 Kind = Literal["string", "decimal", "price", "datetime", "json", "tags", "currency", "unit"]
-"""What a value is: ``price`` is a decimal that is not negative, ``tags`` a JSON object of plain values."""
+"""Type of a value: ``price`` is a decimal that is not negative, ``tags`` a JSON object of plain values."""
 VERSIONS = ("1.2", "1.3", "1.4")
 DEFAULT_VERSION = "1.4"
 
 
 class FocusColumn(NamedTuple):
-    """One column, as ``focus_columns.txt`` has it."""
+    """One column of ``focus_columns.txt``."""
 
     name: str
     kind: Kind
     level: str
-    """``mandatory``, ``conditional``, ``recommended``; ``own`` of those that FOCUS has not."""
+    """``mandatory``, ``conditional``, ``recommended``; ``own`` for columns that are not in FOCUS."""
     nullable: bool
     is_ours: bool
-    """Whether our files have it."""
+    """Whether exported files have the column."""
     since: str
-    """The version that brought it."""
+    """First version with the column."""
     until: str
-    """The last version that has it; ``-`` where the newest does."""
+    """Last version with the column; ``-`` if the newest version has it."""
     allowed: tuple[str, ...]
-    """The values that it can have; empty where any is allowed, or the specification lists many."""
+    """Allowed values; empty if any value is allowed, or if the specification lists many."""
 
 
 def _read(
@@ -396,10 +396,10 @@ _COLUMNS: tuple[FocusColumn, ...] = tuple(
     if not line.startswith("#")
 )
 COLUMNS = tuple(column for column in _COLUMNS if column.level != "own")
-"""Every column that some version from 1.2 on has, in alphabetical order."""
+"""Columns of all versions from 1.2 on, in alphabetical order."""
 OWN_COLUMNS = {column.name: column.kind for column in _COLUMNS if column.level == "own"}
-"""Columns of our own, and what they hold."""
-# In 1.2, which has no split charges, our files say the same in columns of their own.
+"""Kinds of the exporter's own columns, by name."""
+# Version 1.2 has no split charges; its files have these columns with the prefix x_.
 SPLIT_COLUMNS = tuple(column.name for column in COLUMNS if column.name.startswith("Allocated"))
 
 
@@ -415,7 +415,7 @@ def columns_of(version: str) -> dict[str, FocusColumn]:
 
 _SCHEMA_SPACE = uuid.UUID("7a2d2f4e-2c0c-5a67-9f55-3a8b8f9f6a10")
 _OF_METADATA = {"currency": "STRING", "unit": "STRING", "tags": "JSON", "price": "DECIMAL"}
-"""Types in the metadata of kinds that it has no type for."""
+"""Metadata types of kinds without a type of the same name."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _METHOD = (
     "Each owner's share of a GPU times the time it held it, hour by hour at the price in effect: a whole GPU counts 1,"
@@ -437,14 +437,14 @@ def write_focus(
     settings: FocusSettings | None = None,
     metadata_stream: TextIO | None = None,
 ) -> None:
-    """Write the ledger as CSV, and its metadata as JSON where there is a stream for them.
+    """Write the ledger as CSV, and its metadata as JSON if there is a stream for it.
 
     Args:
-        ledger: Read by ``FOCUS_DIMENSIONS``.
-        stream: For the CSV; a null is an empty field.
-        version: One of ``VERSIONS``; in 1.2, which knows no split charges, what it lacks stands in x_ columns.
-        settings: What the ledger does not know.
-        metadata_stream: For the metadata.
+        ledger: Ledger at ``FOCUS_DIMENSIONS``.
+        stream: Stream for the CSV; a null is an empty field.
+        version: One of ``VERSIONS``; 1.2 has no split charges, and their columns have the prefix x_.
+        settings: Values that the ledger does not contain.
+        metadata_stream: Stream for the metadata; ``None``: no metadata.
     """
     own = settings or FocusSettings()
     sums = FocusSums()
@@ -467,14 +467,14 @@ def write_focus(
 
 
 def header_of(version: str) -> tuple[str, ...]:
-    """Return the columns of our files: FOCUS' in alphabetical order, then our own."""
+    """Return the columns of an exported file: FOCUS columns in alphabetical order, then the exporter's own."""
     of_focus = [name for name, column in columns_of(version).items() if column.is_ours]
     split = () if "AllocatedMethodId" in of_focus else (f"x_{name}" for name in SPLIT_COLUMNS)
     return (*of_focus, *sorted((*OWN_COLUMNS, *split)))
 
 
 def _plain(text: str) -> str:
-    """Return text that is no formula for a spreadsheet, no null for a reader, and valid in UTF-8 and CSV."""
+    """Return text that spreadsheets do not take for a formula, nor readers for null, in valid UTF-8 and CSV."""
     if text and text in NULLS:
         return f"'{text}"
     return text if _NUMBER.fullmatch(text) else guarded(text)

@@ -28,7 +28,7 @@ class Remark(NamedTuple):
 
 
 def remarks(report: FleetReport) -> Iterator[Remark]:
-    """Yield all that a reader must know of a report in addition to its rows."""
+    """Yield the remarks on a report, for display below its rows."""
     yield from _sum(report)
     yield from _funnels(report)
     yield from terms(report.owned)
@@ -47,7 +47,7 @@ def remarks(report: FleetReport) -> Iterator[Remark]:
 
 
 def listed(label: str, many: Iterable[str], tone: Tone = "") -> Iterator[Remark]:
-    """Yield a remark for each text, the first of them with the label."""
+    """Yield a remark for each text; only the first has the label."""
     for number, words in enumerate(many):
         yield Remark("" if number else label, words, tone)
 
@@ -60,7 +60,7 @@ def terms(owned: Figures) -> Iterator[Remark]:
 
 
 def unpriced(total: Figures, digits: int) -> Iterator[Remark]:
-    """Say how much had no price, if anything."""
+    """Yield a remark on hours without a price, if there are any."""
     if total.unpriced_seconds > 0:
         mark = " (marked * where that is a part)" if total.money else ""
         hours = decimal(total.unpriced_seconds / HOUR, digits)
@@ -68,7 +68,7 @@ def unpriced(total: Figures, digits: int) -> Iterator[Remark]:
 
 
 def failure_words(failure: Failure) -> str:
-    """Return what was not read, and why."""
+    """Return period, series and reason of a failed query."""
     window = failure.window
     when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
     return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")

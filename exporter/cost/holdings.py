@@ -1,4 +1,4 @@
-"""Reads from Prometheus how each workload used its devices over days: the evidence of recommendations."""
+"""Reads each workload's use of its devices over days from Prometheus, as evidence for recommendations."""
 
 import asyncio
 import re
@@ -15,55 +15,55 @@ from exporter.model.ledger import RESOURCES, Bottleneck, ByState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDevice:
-    """How a workload used one device over the window, from the hourly evidence series."""
+    """The use of one device by a workload over the window, from the hourly evidence series."""
 
     owner: LineKey
-    """Its line of the ledger: with node, model and mode, without pool and labels."""
+    """Key of its ledger line: with node, model and mode, without pool and labels."""
     uuid: str
     mig_profile: str = ""
     share_ratio: float
-    """Its part of the physical GPU."""
+    """Held part of the physical GPU."""
     held_hours: float
     measured_hours: float
     mean_ratio: float | None
     """Activity over the measured hours, 0-1 of its part; ``None`` where nothing was measured."""
     p95_ratio: float | None
-    """95 % of the hours were no busier."""
+    """Activity that 95 % of the hours do not exceed."""
     peak_ratio: float | None
-    """Of the busiest hour."""
+    """Activity in the busiest hour."""
     peak_memory_bytes: float | None
     memory_total_bytes: float | None
-    """Of the device: the whole GPU's or the instance's."""
+    """Memory of the device: the whole GPU or the MIG instance."""
     estimated: bool = False
-    """Its part of a shared device was divided by share, and says nothing of it alone."""
+    """Whether its activity is an estimate by its share of a shared device, rather than measured for it alone."""
     still_held: bool = True
-    """Held when the window ended, and for most of its last day: what else was held is the past."""
+    """Whether it was held at the end of the window, and for most of the last day."""
     policy: str = ""
-    """``inference`` or ``reserved`` where its pods say so: see docs/runbook.md on classes."""
+    """Class that its pods declare, ``inference`` or ``reserved``: see docs/runbook.md; empty without one."""
     bottlenecks: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Profiled active GPU-seconds of its workload, on all devices, by what was the limit: see ``Bottleneck``."""
+    """Profiled active GPU-seconds of its workload, on all devices, by limiting resource: see ``Bottleneck``."""
     resource_uses: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Use of each resource in these, in GPU-seconds at its limit, as in ``OwnerUse.resource_use_seconds``."""
+    """Use of each resource in these seconds, in GPU-seconds at its limit, as in ``OwnerUse.resource_use_seconds``."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether activity was measured for the use itself, for most of the time."""
+        """Whether activity was measured rather than estimated, for most of the held hours."""
         return not self.estimated and self.measured_hours >= LEAST_COVERAGE_RATIO * self.held_hours
 
     @property
     def is_trusted(self) -> bool:
-        """Whether its figures are enough to judge it: measured, over a day at least."""
+        """Whether the figures suffice for a recommendation: measured, over at least a day."""
         known = None not in (self.mean_ratio, self.p95_ratio, self.peak_ratio)
         return known and self.is_measured and self.held_hours >= LEAST_HELD_HOURS
 
     @property
     def is_idle(self) -> bool:
-        """Whether it did nothing, hour by hour, as far as was measured."""
+        """Whether every hour was idle, according to the measurements."""
         return self.is_measured and self.peak_ratio is not None and self.peak_ratio < IDLE_PEAK_RATIO
 
 
 EVIDENCE = 'workload_device:gpu_use:facts{fact="share"}'
-"""Has a sample for each hour in which a workload held a device."""
+"""Series with one sample per hour in which a workload held a device."""
 _BY_RESOURCE = {
     "bottlenecks": "workload:gpu_bottleneck_seconds:sum",
     "resource_uses": "workload:gpu_resource_use_seconds:sum",
@@ -71,24 +71,24 @@ _BY_RESOURCE = {
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _OWNER = ("workload_namespace", "workload_kind", "workload_name", "team")
 _DAY_HOURS = 18
-"""Of a day's 24, for which a device that is still held was held: an hour that was not recorded is no end of it."""
+"""Held hours of the last day that a device needs to count as still held; below 24, as hours may not be recorded."""
 _NEWEST = "7199s"
 _WHOLE = 0.999
 
 _Key = tuple[str, ...]
-"""Values of cluster, device and owner labels, in this order; of the device alone, or of the owner alone."""
+"""Values of cluster, device and owner labels, in this order; some answers have only device or owner labels."""
 
 
 async def read_evidence(
     client: PrometheusClient, window: Window, filters: Filters = EVERYTHING
 ) -> tuple[HeldDevice, ...]:
-    """Return how each workload that holds a device at the end of the window used its devices in the window.
+    """Return the use of devices in the window, for workloads that hold a device at its end.
 
-    Empty without recorded evidence. Workloads that have opted out of waste alerts are left out. Filters may name every
-    dimension but ``pool``.
+    The result is empty without recorded evidence. Workloads that have opted out of waste alerts are left out. Filters
+    may name every dimension except ``pool``.
 
     Raises:
-        PrometheusError: A query failed: evidence without it would be wrong.
+        PrometheusError: A query failed; evidence without its answer would be wrong.
     """
     questions = _questions(window, client.settings.cluster_label)
     try:
@@ -104,9 +104,9 @@ async def read_evidence(
 
 
 def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ...], str]]:
-    """Return labels and query by name of the answer. Two Prometheis that recorded the same are one, by ``max``."""
+    """Return labels and query by name of the answer; ``max`` merges Prometheus servers that recorded the same."""
     use, device, owner = (cluster, *_DEVICE, *_OWNER), (cluster, *_DEVICE), (cluster, *_OWNER)
-    # A second less: an engine with closed ranges would include the hour before.
+    # One second less, because an engine with closed ranges would include the previous hour.
     over, day = f"{window.seconds - 1}s", f"{min(window.seconds, DAY_SECONDS) - 1}s"
     measured, active, memory, estimated = (
         f'workload_device:gpu_use:facts{{fact="{fact}"}}'
@@ -114,7 +114,7 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
     )
     of_uses = {
         "held": f"count_over_time({EVIDENCE}[{over}])",
-        # The median: not an hour that was held in part, nor one in which pods took turns.
+        # The median ignores hours that were held in part, and hours in which pods replaced each other.
         "share": f"quantile_over_time(0.5, {EVIDENCE}[{over}])",
         "measured": f"sum_over_time({measured}[{over}])",
         "active": f"sum_over_time({active}[{over}])",
@@ -123,18 +123,18 @@ def _questions(window: Window, cluster: str) -> Mapping[str, tuple[tuple[str, ..
         "memory": f"max_over_time({memory}[{over}])",
         "estimated": f"max_over_time({estimated}[{over}]) > 0",
     }
-    # Only of workloads that hold something now: the others, mostly short tasks, are many more.
+    # Only workloads that hold a device now; the others, mostly short tasks, are far more.
     here = f"and on ({', '.join(owner)}) last_over_time({EVIDENCE}[{_NEWEST}])"
     off = "workload:gpu_alerts_off_until_seconds:max"
     asked = {
         **{name: (use, f"{query} {here}") for name, query in of_uses.items()},
-        # Of devices that are held now: a workload may hold others.
+        # Only devices that are held now; a workload may have held others.
         "of_day": (use, f"count_over_time({EVIDENCE}[{day}]) and last_over_time({EVIDENCE}[{_NEWEST}])"),
         "total": (device, f"last_over_time(workload_device:gpu_memory_total_bytes:max[{over}])"),
         "reserved": (owner, 'last_over_time(workload:gpu_policy:info{policy="reserved"}[1h]) > 0'),
         "inference": (owner, 'last_over_time(workload:gpu_policy:info{policy="inference"}[1h]) > 0'),
         "muted": (owner, f"last_over_time({off}[1h]) > {window.end_seconds}"),
-        # Each value is of the hour before; an owner without holdings now has none.
+        # Each value covers the previous hour; an owner that holds nothing now has no value.
         **{
             name: ((*owner, "resource"), f"sum_over_time({series}[{over}:1h])") for name, series in _BY_RESOURCE.items()
         },
@@ -163,7 +163,7 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
             held_hours=held_hours,
             measured_hours=min(held_hours, measured / share),
             mean_ratio=min(1.0, answers["active"].get(key, 0.0) / measured) if measured > 0 else None,
-            # An hour that was measured in part counts what was measured. Without a value there was no activity.
+            # A partly measured hour counts its measured part. A missing value means no activity.
             p95_ratio=min(1.0, answers["p95"].get(key, 0.0) / share) if measured > 0 else None,
             peak_ratio=min(1.0, answers["peak"].get(key, 0.0) / share) if measured > 0 else None,
             peak_memory_bytes=answers["memory"].get(key),
@@ -178,29 +178,29 @@ def _uses(answers: Mapping[str, Mapping[_Key, float]]) -> Iterable[HeldDevice]:
 
 # Thresholds; docs/cost.md gives the reason of each.
 LEAST_COVERAGE_RATIO = 0.9
-"""Part of the held hours whose activity was measured."""
+"""Least part of the held hours with measured activity."""
 LEAST_HELD_HOURS = 24.0
 IDLE_PEAK_RATIO = 0.01
-"""A device whose busiest hour was below it is idle."""
+"""A device is idle if its busiest hour is below this ratio."""
 ALMOST_ALL_RATIO = 0.9
-"""Part of the profiled active time that a class must have to be acted on."""
+"""Least part of the profiled active time that a class needs for a recommendation."""
 
 
 GIB = 1 << 30
 _USABLE_RATIO = 0.88
-"""Of the memory in a profile's name: instances have up to an eighth less (1g.5gb of an A100 has 4.75 GiB)."""
+"""Usable part of the memory in a profile's name; up to an eighth is missing (1g.5gb of an A100 has 4.75 GiB)."""
 
 
 class Profile(NamedTuple):
-    """A size of instance."""
+    """A MIG profile."""
 
     name: str
     compute_ratio: float
-    """Its part of the GPU's compute slices."""
+    """Part of the GPU's compute slices."""
     memory_bytes: float
-    """Memory that every instance has."""
+    """Memory that every instance of the profile has at least."""
     share_ratio: float
-    """Its part of the GPU, by which it is paid: the larger of its parts of compute and memory slices."""
+    """Share of the GPU, which determines the cost: the larger of its parts of compute and memory slices."""
 
 
 def _seven(*gigabytes: int) -> tuple[Profile, ...]:
@@ -219,7 +219,7 @@ def _profile(compute: int, memory: int, gigabytes: int, compute_slices: int, mem
     )
 
 
-# The first that fits: what the driver calls the model, its memory in GiB at most, its profiles.
+# Name of the model in the driver, its maximum memory in GiB, its profiles; the first match applies.
 _MODELS: tuple[tuple[re.Pattern[str], float, tuple[Profile, ...]], ...] = (
     (re.compile(r"\bA100\b"), 50, _seven(5, 10, 20, 40)),
     (re.compile(r"\bA100\b"), 100, _seven(10, 20, 40, 80)),
@@ -233,7 +233,7 @@ _BIG = re.compile(r"\b(?:A100|A800|H100|H800|H20|H200|GH200|B100|B200|GB200|B300
 
 
 def profiles_of(model: str, memory_bytes: float | None, current: str = "") -> tuple[Profile, ...]:
-    """Return the profiles of a model, the smallest first; none if it has none, or its memory is not clear.
+    """Return the profiles of a model, the smallest first; empty for a model without MIG, or with ambiguous memory.
 
     Args:
         model: Name of the model in NVML.
@@ -259,23 +259,23 @@ def plain_name(profile: str) -> str:
 
 
 def is_big(model: str) -> bool:
-    """Return whether it is one of the expensive models, which a smaller one can replace."""
+    """Return whether the model is expensive, so that a smaller one may replace it."""
     return _BIG.search(model) is not None
 
 
 class Limit(NamedTuple):
-    """The limit of a workload while it is active, and how near it comes to it."""
+    """The limit of a workload while it is active, and its use of each resource."""
 
     effective_ratio: float
     profiled_ratio: float
-    """Part of the active time of which that is known."""
+    """Part of the active time for which ``effective_ratio`` is known."""
     bottleneck: Bottleneck
-    """Limit for most of that time."""
+    """Most frequent limit in that time."""
     bottleneck_ratio: float
-    """Its part."""
+    """Part of that time in which ``bottleneck`` was the limit."""
     uses: Mapping[str, float]
-    """Mean use while active, 0-1 of its limit, of each resource, and of ``sm``, the multiprocessors with work; absent
-    where it was recorded for too little of that time."""
+    """Mean use while active, 0-1 of its limit, of each resource, and of ``sm``, the multiprocessors with work. A
+    resource is absent if it was recorded for too little of that time."""
 
     @property
     def is_starved(self) -> bool:
@@ -284,7 +284,7 @@ class Limit(NamedTuple):
 
 
 _USED = (*((one.value, "profiled") for one in RESOURCES), ("sm", "sm_profiled"))
-"""Each resource, and the seconds that its use is of."""
+"""Key of each resource, and key of the seconds in which it was profiled."""
 
 
 PAYER: frozenset[Dimension] = frozenset({"cluster", "namespace", "kind", "workload", "team", "model"})
@@ -300,13 +300,13 @@ _SERVER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """Devices of one sort that a workload still holds: of one model, mode and MIG profile."""
+    """Devices of one model, mode and MIG profile that a workload still holds."""
 
     payer: LineKey
-    """Cluster, namespace, kind, workload, team and model."""
+    """Key with cluster, namespace, kind, workload, team and model."""
     uses: tuple[HeldDevice, ...]
     most_ratio: float = 1.0
-    """Activity counts up to this, if it is known that more is no work."""
+    """Cap on activity, for activity that is known to be no work above it."""
 
     @property
     def model(self) -> str:
@@ -315,17 +315,17 @@ class HeldDevices:
 
     @property
     def profile(self) -> str:
-        """Plain MIG profile; empty of whole devices and of shared parts."""
+        """Plain MIG profile; empty for whole and shared devices."""
         return plain_name(self.uses[0].mig_profile)
 
     @property
     def whole(self) -> bool:
-        """Whether each is a GPU of its own."""
+        """Whether each device is a whole GPU of one holder."""
         return self.uses[0].owner.mode == "exclusive"
 
     @property
     def gpus(self) -> float:
-        """Physical GPUs, by share."""
+        """Physical GPUs, weighted by share."""
         return sum(use.share_ratio for use in self.uses)
 
     @property
@@ -361,32 +361,32 @@ class HeldDevices:
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Peak of the fullest device; ``None`` if one is not known."""
+        """Highest peak of memory use on a device; ``None`` if the peak of a device is unknown."""
         known = [use.peak_memory_bytes for use in self.uses if use.peak_memory_bytes is not None]
         return max(known) if len(known) == len(self.uses) else None
 
     @property
     def memory_total_bytes(self) -> float | None:
-        """Memory of the smallest device; ``None`` if one is not known."""
+        """Memory of the smallest device; ``None`` if the memory of a device is unknown."""
         known = [use.memory_total_bytes for use in self.uses if use.memory_total_bytes is not None]
         return min(known) if len(known) == len(self.uses) else None
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """MIG profiles of the model, the smallest first; none if it has none, or its memory is not clear."""
+        """MIG profiles of the model, the smallest first; empty without MIG, or with ambiguous memory."""
         return profiles_of(self.model, self.memory_total_bytes, self.profile)
 
     @property
     def size(self) -> Profile:
-        """The profile of its devices; of whole ones all of the GPU."""
+        """Profile of the devices; the whole GPU for devices without a profile."""
         whole = Profile("", 1.0, self.memory_total_bytes or 0.0, 1.0)
         return next((one for one in self.profiles if one.name == self.profile), whole)
 
     def limit(self, seconds: ByState) -> Limit | None:
-        """Return what limits the workload; ``None`` where too little of its active time was profiled.
+        """Return the limit of the workload; ``None`` if too little of its active time was profiled.
 
         Args:
-            seconds: Of these devices in the ledger.
+            seconds: Seconds of these devices in the ledger.
         """
         effective, profiled = seconds.effective_ratio, seconds.profiled_ratio or 0.0
         of_class = {one: self.uses[0].bottlenecks.get(one, 0.0) for one in Bottleneck}
@@ -408,7 +408,7 @@ class HeldDevices:
 
 
 def lots(uses: Iterable[HeldDevice]) -> Iterator[HeldDevices]:
-    """Yield what one workload still holds of its uses, by sort of device."""
+    """Yield the devices that one workload still holds, grouped by model, MIG profile and mode."""
 
     def sort(use: HeldDevice) -> tuple[str, str, str]:
         return use.owner.model, plain_name(use.mig_profile), use.owner.mode

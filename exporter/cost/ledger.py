@@ -1,4 +1,4 @@
-"""The ledger of a fleet over a window: holders, seconds, money also at other prices, and what could not be read."""
+"""Defines the ledger of a fleet over a window: lines, capacity, facts of nodes, failed queries. Reprices it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from exporter.model.attribution import NodeFacts
 from exporter.model.ledger import NO_SECONDS, ByState, Price
 
 MOST_FIGURE = 1e15
-"""Seconds, joules or money: more than any fleet has. Sums of any number of such figures stay finite."""
+"""Largest accepted figure in seconds, joules or money; no fleet reaches it. Sums of such figures stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,30 +22,30 @@ class Figures:
     """The figures of a line. Seconds are share-weighted GPU-seconds."""
 
     seconds: ByState = NO_SECONDS
-    """Always all of the allocated seconds."""
+    """Allocated seconds by state, with or without a price."""
     unpriced_seconds: float = 0.0
-    """Allocated seconds that had no price and are in no money."""
+    """Allocated seconds without a price; no money includes them."""
     energy_joules: float | None = None
-    """``None`` where none was measured."""
+    """Measured energy; ``None`` if no energy was measured."""
     energy_unknown_seconds: float = 0.0
-    """Allocated seconds without measured energy, of one node; a fleet's are not known."""
+    """Allocated seconds without measured energy; known for a single node only, 0 for a fleet."""
     money: Mapping[str, ByState] = field(default_factory=dict)
-    """By ISO 4217 currency; a currency in which nothing was priced is absent."""
+    """Money by ISO 4217 currency; a currency without priced time is absent."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing on the line: no seconds, joules or money.
+        """Whether the line has no seconds, joules or money.
 
-        A line may have joules and money without seconds: those of a process of no pod on a GPU that a pod holds.
+        A line may have joules and money without seconds: energy of a process without a pod, on a GPU that a pod holds.
         """
         return not (self.seconds.total or self.energy_joules or any(money.total for money in self.money.values()))
 
     def money_in(self, currency: str) -> ByState:
-        """Return the money in a currency; 0 if nothing was priced in it."""
+        """Return the money in a currency; 0 if no time was priced in it."""
         return self.money.get(currency, NO_SECONDS)
 
     def amounts(self, currency: str) -> ByState:
-        """Return the money in a currency, or the seconds if none is named."""
+        """Return the money in a currency, or the seconds for an empty currency."""
         return self.money_in(currency) if currency else self.seconds
 
 
@@ -56,7 +56,7 @@ def total_of(many: Iterable[Figures]) -> Figures:
     """Return the sum of figures, currency by currency."""
     summed = list(many)
     if len(summed) == 1:
-        return summed[0]  # mostly, at the finest: and making values is what takes time
+        return summed[0]  # the usual case at the finest level; creating values is the slow part
     unpriced = unmeasured = 0.0
     energy: float | None = None
     money: dict[str, list[ByState]] = {}
@@ -77,7 +77,7 @@ def total_of(many: Iterable[Figures]) -> Figures:
 
 
 def total_by_state(many: Iterable[ByState]) -> ByState:
-    """Return the sum with one new value; ``__add__`` makes one for each."""
+    """Return the sum in one new value; repeated ``__add__`` creates a value for each operand."""
     effective = ineffective = unprofiled = idle = unknown = 0.0
     for one in many:
         effective += one.effective
@@ -90,16 +90,16 @@ def total_by_state(many: Iterable[ByState]) -> ByState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The ledger of one UTC day, or of the part of it in the window; of several days if the source reads it so."""
+    """The ledger of one UTC day, or of its part in the window; of several days if the source reads longer chunks."""
 
     window: Window
     lines: Mapping[LineKey, Figures] = field(default_factory=dict)
     capacity_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By cluster: GPU-seconds that were metered, whoever held them; what the lines must sum to."""
+    """Metered GPU-seconds by cluster, held or not; the lines sum to this."""
     recorded_hours: Mapping[str, int] = field(default_factory=dict)
-    """By cluster: hours of the chunk for which the hourly ledger was recorded."""
+    """Hours of the chunk with a recorded hourly ledger, by cluster."""
     closed: bool = False
-    """Read from the store of closed days, rather than from Prometheus."""
+    """Whether the chunk comes from the store of closed days; false: from Prometheus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,36 +108,36 @@ class Failure:
 
     window: Window
     what: str
-    """The series that was asked for."""
+    """Queried series."""
     reason: str
-    """In words, with the fix."""
+    """Cause and fix, as text for users."""
     may_pass: bool = True
-    """Whether it may be answered within the hour; not where it asks too much, or for a day that is not there."""
+    """Whether a retry within the hour may succeed; false for a query over a limit, or for a day that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLedger:
-    """The ledger over a window, chunk by chunk in the order of time, at the dimensions that were asked for."""
+    """The ledger over a window at the requested dimensions, in chunks ordered by time."""
 
     window: Window
     dimensions: frozenset[Dimension]
-    chunks: tuple[Chunk, ...] = field(repr=False)  # asyncio.run makes the text of its result, twice
+    chunks: tuple[Chunk, ...] = field(repr=False)  # asyncio.run builds the repr of its result twice
     nodes: Mapping[tuple[str, str], NodeFacts] = field(default_factory=dict)
-    """What prices go by, by (cluster, node), as last seen within the window."""
+    """Facts that select a price, by (cluster, node), last seen in the window."""
     failures: tuple[Failure, ...] = ()
-    """Empty, or the ledger is not whole."""
+    """Failed queries; empty if the ledger is complete."""
     label_keys: frozenset[str] = frozenset()
-    """Keys of cost labels that occur; only where it was read by labels."""
+    """Keys of the cost labels that occur; empty if the ledger was not read by labels."""
     engine: str = ""
-    """Where it was read: ``Prometheus 3.5.0``, ``VictoriaMetrics 1.112``, ``store of closed days``, or several."""
+    """Source of the ledger: ``Prometheus 3.5.0``, ``VictoriaMetrics 1.112``, ``store of closed days``, or several."""
     simulated: bool = False
-    """Some of it is of simulated nodes."""
+    """Whether any node of the ledger is simulated."""
     notes: tuple[str, ...] = ()
-    """One line each: what a reader must know, such as warnings of the engine."""
+    """Notes for the reader, one line each, such as warnings of the engine."""
 
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Called with how many questions of a long reading are over, retries not counted, and how many there are."""
+"""Called with the numbers of finished and of all queries; retries do not count."""
 
 
 def unseen(_done: int, _total: int) -> None:
@@ -156,12 +156,12 @@ class LedgerSource(Protocol):
     ) -> FleetLedger:
         """Return the ledger, summed over every dimension that is not selected.
 
-        ``kind`` stays apart for Unallocated and Unattributed even where it is not asked for. Filters hold for the
-        lines, not for capacity. What cannot be read after retries is in ``failures``; it is never left out silently.
+        The kinds Unallocated and Unattributed stay separate lines even if ``kind`` is not selected. Filters apply to
+        the lines, not to capacity. ``failures`` lists every query that failed after all retries.
 
         Raises:
-            PrometheusError: Nothing can be read at all: wrong address, no access, no such server.
-            StoreError: The store is damaged or not to be opened.
+            PrometheusError: No query can be answered: wrong address, no access, or an unknown server.
+            StoreError: The store is damaged or cannot be opened.
         """
         ...
 
@@ -182,20 +182,20 @@ def joined(window: Window, dimensions: frozenset[Dimension], parts: Sequence[Fle
 
 
 REPRICE_DIMENSIONS: frozenset[Dimension] = frozenset({"cluster", "node", "model"})
-"""Dimensions that a ledger needs for prices to be found."""
+"""Dimensions of a ledger that price selection requires."""
 _Priced = tuple[tuple[float, Price | None], ...]
-"""Parts of a chunk's time, 0-1, with the price that holds in them."""
+"""Fractions of a chunk's time, 0-1, each with the price in effect."""
 
 
 def reprice(ledger: FleetLedger, book: PriceBook) -> FleetLedger:
-    """Return the ledger with money at the book's prices of each chunk's time; ``notes`` have both totals.
+    """Return the ledger with money at the book's prices for each chunk's time; ``notes`` contains both totals.
 
-    A line's seconds are taken to be spread evenly over its chunk, so that a price that changes within one day is
-    charged by the part of the day for which it holds. What no row matches is unpriced.
+    A line's seconds count as evenly spread over its chunk. If a price changes within the chunk, each price applies to
+    its fraction of the time. Time that no row matches is unpriced.
 
     Args:
-        ledger: At ``REPRICE_DIMENSIONS`` or finer.
-        book: With its fallback, as ``config.price_book.load`` gives it.
+        ledger: Ledger at ``REPRICE_DIMENSIONS`` or finer.
+        book: Price book with its fallback, as returned by ``config.price_book.load``.
     """
     chunks = tuple(_repriced(chunk, book, ledger.nodes) for chunk in ledger.chunks)
     nodes = {(key.cluster, key.node) for chunk in chunks for key in chunk.lines if key.node}

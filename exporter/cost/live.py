@@ -1,4 +1,4 @@
-"""Reads pods, their devices and prices as they are now: from the live series of a fleet, or from the API of agents."""
+"""Reads current pods, devices and prices from the live series of a fleet, or from the API of agents."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _POD = ("pod_namespace", "pod_name", "container_name")
 _DEVICE = ("node", "gpu", "uuid", "gpu_instance", "mig_profile", "model")
 _INFO = "gpu_pod_info"
 _VALUES = ("activity_ratio", "effective_ratio", "idle_for_seconds", "age_seconds", "memory_used_bytes")
-"""Figures of a holder, by the names of their series without ``gpu_pod_``."""
+"""Figures of a holder: names of their series without the prefix ``gpu_pod_``."""
 _SHARE = "gpu_pod_share_ratio"
 _PRICE = "gpu_hourly_price"
 _PRICE_LABELS = ("node", "gpu", "currency")
@@ -63,17 +63,17 @@ class PodDocument(LiveDevice):
 
 
 async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocument, ...]:
-    """Return pods that hold devices now; with namespace, workload or team in the filters also those of the last day.
+    """Return pods that hold devices now; a filter on namespace, workload or team adds pods of the last day.
 
     Args:
-        client: Where.
-        filters: What is asked for; ``mode`` and ``pool`` are no properties of a pod, and are not looked at.
+        client: Client of the server.
+        filters: Filters on pods; ``mode`` and ``pool`` are not properties of a pod, and are ignored.
 
     Returns:
-        By cluster, namespace, pod and device; those that have ended last.
+        Pods by cluster, namespace, pod and device; pods that have ended come last.
 
     Raises:
-        PrometheusError: It cannot be asked.
+        PrometheusError: A query failed.
     """
     cluster_label = client.settings.cluster_label
     wanted = filters.only(_OF_A_POD)
@@ -98,7 +98,7 @@ async def live_pods(client: PrometheusClient, filters: Filters) -> tuple[PodDocu
     columns = {name: by_labels(column, labels) for name, column in zip(_VALUES, values, strict=True)}
     found = []
     for place, live in pods.items():
-        if place in share_of:  # every holder has a share; without one, the scrape is half read
+        if place in share_of:  # every holder has a share; without it, the scrape was read in part
             own = dict(zip(labels, place, strict=True))
             price = price_of.get((own[cluster_label], own["node"], own["gpu"]), {}) if live else {}
             measured = {key: column.get(place) for key, column in columns.items()}
@@ -126,7 +126,7 @@ def _order(use: PodDocument) -> tuple[bool | str, ...]:
 
 
 def _newest(name: str, labels: Iterable[str], matchers: str, lookback: str = "") -> str:
-    """Return a query for one series of each pair of replicas, which show the same."""
+    """Return a query that merges the series of replicas, which are the same."""
     selector = f"{name}{{{matchers}}}"
     return f"max by ({', '.join(labels)}) ({f'last_over_time({selector}[{lookback}])' if lookback else selector})"
 
@@ -141,7 +141,7 @@ def _narrow(pods: Iterable[Place], labels: tuple[str, ...]) -> str:
 
 
 def _prices(samples: Iterable[SeriesSample], cluster_label: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    """Return the price of an hour by currency, by cluster, node and index of the physical GPU."""
+    """Return hourly prices by currency, for each cluster, node and index of a physical GPU."""
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     for sample in samples:
         label = sample.labels.get
@@ -163,31 +163,31 @@ def _device(labels: Mapping[str, str], cluster: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceNow:
-    """A row of a price book that GPUs of a model and pool have."""
+    """A row of a price book that applies to GPUs of a model and pool."""
 
     source: str
-    """``book:row``."""
+    """Price book and row, as ``book:row``."""
     currency: str
     least: float
     most: float
-    """Of an hour of a whole GPU; the two differ for a spot price, for example."""
+    """Hourly price of a whole GPU; ``least`` and ``most`` differ for a spot price, for example."""
 
 
 PriceRows = Mapping[tuple[str, str], Sequence[PriceNow]]
-"""By model and pool."""
+"""Price rows by model and pool."""
 _FACTS = ("instance_type", "capacity_type")
 
 
 async def price_rows(client: PrometheusClient, at_seconds: float, filters: Filters) -> PriceRows:
-    """Return the price rows of GPUs at a time, by model and pool; empty where no price was recorded within a day.
+    """Return the price rows of GPUs at a time, by model and pool; empty if no price was recorded within a day.
 
     Args:
-        client: Where.
+        client: Client of the server.
         at_seconds: Unix time.
-        filters: Cluster, node and model are looked at.
+        filters: Filters, of which only cluster, node and model apply.
 
     Raises:
-        PrometheusError: It cannot be asked.
+        PrometheusError: A query failed.
     """
     cluster = client.settings.cluster_label
     of_gpus = queries.matchers(filters.only({"cluster", "node", "model"}), cluster)
@@ -214,30 +214,30 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRow(LiveDevice):
-    """A holder of a device, or a device without one. ``None``: not known, not measured or without a price."""
+    """A holder of a device, or a device without a holder. ``None``: unknown, not measured or without a price."""
 
     state: str
-    """``allocated``, ``unallocated`` or ``unknown``; of a device that is not up, its state."""
+    """``allocated``, ``unallocated`` or ``unknown``; for a device that is not up, the state of the device."""
     owner_kind: str | None = None
     owner_name: str | None = None
     team: str | None = None
     unknown_reason: str | None = None
     cost_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """By currency."""
+    """Hourly cost by currency."""
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """What the row is of."""
+        """Identity of the row."""
         return self.cluster, self.node, self.gpu_uuid, self.namespace, self.pod, self.container
 
     @property
     def is_idle(self) -> bool:
-        """Whether a holder is known to have been idle for long enough to be marked."""
+        """Whether a holder has been idle for long enough to be marked."""
         return self.idle_for_seconds is not None and self.idle_for_seconds >= IDLE_SHOWN_SECONDS
 
     @property
     def waste(self) -> tuple[float, float]:
-        """Money of the idle time, currencies unweighted, then GPU-seconds of it; for the order alone."""
+        """Money of the idle time without currency conversion, then its GPU-seconds; only for sorting."""
         idle = self.idle_for_seconds or 0.0
         return idle * sum(self.cost_per_hour.values()), idle * (self.gpu_share_ratio or 0.0)
 
@@ -249,14 +249,14 @@ class Picture:
     rows: tuple[LiveRow, ...]
     simulated: bool = False
     problems: tuple[str, ...] = ()
-    """One line each: what is missing, and why."""
+    """Problems, one line each: the missing data and the cause."""
 
 
 def picture_of(document: Mapping[str, Any], where: str) -> Picture:
     """Return the rows of an agent's answer to ``/api/v1/devices``; ``where`` names the agent in problems.
 
     Raises:
-        ExporterError: It is not such an answer.
+        ExporterError: The answer has another form.
     """
     with agent_client.understood(where, "an agent's"):
         rows = tuple(row for device in document["devices"] for row in _rows_of(device, str(document["node"])))
@@ -314,10 +314,10 @@ def _number(value: Any) -> float | None:  # noqa: ANN401 - comes from JSON, is c
 
 
 async def agent_picture(client: agent_client.AgentClient, where: str) -> Picture:
-    """Return what one agent shows; its problems call it ``where``.
+    """Return the rows of one agent; problems name it as ``where``.
 
     Raises:
-        ExporterError: It does not answer, or is no agent.
+        ExporterError: The agent does not answer, or the address is not an agent.
     """
     return picture_of(await asyncio.to_thread(client.fetch, agent_client.DEVICES, _TIMEOUT_SECONDS), where)
 
@@ -328,11 +328,11 @@ _NAMED = ("__name__", "node", "uuid")
 
 
 async def fleet_picture(client: PrometheusClient) -> Picture:
-    """Return what the live series of a fleet show.
+    """Return the rows of a fleet from its live series.
 
     Raises:
-        PrometheusError: It cannot be asked.
-        ExporterError: It has no such series.
+        PrometheusError: A query failed.
+        ExporterError: The server has no such series.
     """
     cluster = client.settings.cluster_label
 

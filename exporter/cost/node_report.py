@@ -22,18 +22,18 @@ from exporter.model.ledger import ByState, Price
 from exporter.model.records import written
 
 By: TypeAlias = str
-"""One of ``BY``, or ``label:KEY``."""
+"""A name in ``BY``, or ``label:KEY``."""
 BY: Mapping[By, tuple[Dimension, ...]] = {
     "owner": ("workload", "team", "model", "mode"),
     "namespace": ("namespace",),
     "team": ("team",),
     "model": ("model",),
 }
-"""Dimensions of the lines."""
+"""Dimensions of the lines, by name."""
 
 
 def by_problem(by: By) -> str:
-    """Return what is wrong with a dimension of one node; empty if nothing is."""
+    """Return the problem of a dimension for one node; empty if there is no problem."""
     if by in BY or (by.startswith(LABEL) and not label_problem(by)):
         return ""
     return f"value '{by}' is not for one node{expected(by, BY, ', '.join((*BY, 'label:KEY')))}"
@@ -41,29 +41,29 @@ def by_problem(by: By) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLedger:
-    """What a node's GPUs were used for since its ledger began. Seconds are share-weighted GPU-seconds."""
+    """Use of a node's GPUs since its ledger began. Seconds are share-weighted GPU-seconds."""
 
     node: str
     simulated: bool
     from_seconds: float
     to_seconds: float
-    """Unix time until which the totals count: of their save, or of the snapshot."""
+    """Unix time until which the totals count: time of their save, or of the snapshot."""
     saved: bool
     state_problem: str
     lines: Mapping[LineKey, Figures]
-    """Every account."""
+    """Figures of every account."""
     capacity_seconds: float
     withheld_seconds: float
-    """Of pods without a known owner yet."""
+    """GPU-seconds of pods whose owner is not known yet."""
     conservation_error_seconds: float
     price_book: str
     unpriced_gpus: int
     prices: Mapping[tuple[str, Price], int]
-    """How many GPUs have a price now, by model and price."""
+    """Number of GPUs by model and current price."""
 
     @property
     def fleet(self) -> FleetLedger:
-        """The ledger of a fleet of this node alone, without what is withheld."""
+        """The ledger as that of a fleet with this node only, without withheld seconds."""
         window = Window(start_seconds=int(self.from_seconds), end_seconds=int(self.to_seconds))
         capacity = {"": self.capacity_seconds - self.withheld_seconds}
         return FleetLedger(
@@ -75,7 +75,7 @@ class AgentLedger:
         )
 
     def report(self, by: By) -> FleetReport:
-        """Return the report by one of ``BY``, or by a label."""
+        """Return the report by a name in ``BY``, or by a label."""
         dimensions = BY.get(by, (by,))
         if by == "owner" and not any(key.team for key in self.lines):
             dimensions = tuple(name for name in dimensions if name != "team")
@@ -90,10 +90,10 @@ class AgentLedger:
 
 
 def read(document: Mapping[str, Any], where: str) -> AgentLedger:
-    """Return an agent's answer to ``/api/v1/ledger``.
+    """Parse an agent's answer to ``/api/v1/ledger``; ``where`` names the agent in errors.
 
     Raises:
-        ExporterError: The agent has metered nothing yet, or its answer is not a ledger's; ``where`` names the agent.
+        ExporterError: The agent has metered nothing yet, or the answer is not a ledger.
     """
     with understood(where, "an agent's ledger"):
         if not document["metered"]:
@@ -143,7 +143,7 @@ def _line(entry: Mapping[str, Any], node: str) -> tuple[LineKey, Figures]:
 
 
 def _by_state(entry: Mapping[str, Any], unit: str, total: str) -> ByState:
-    """Read the figures of an entry; of older agents all active time is unprofiled."""
+    """Read the figures of an entry; all active time of older agents is unprofiled."""
     is_old = f"unprofiled_{unit}" not in entry
     names = ("idle", "unknown") if is_old else ByState.__slots__
     known = ByState(**{name: number(entry[f"{name}_{unit}"] or 0.0) for name in names})
@@ -163,12 +163,12 @@ def _priced(entry: Mapping[str, Any]) -> tuple[str, Price]:
 
 
 def _instant(value: float) -> float:
-    """Return a Unix time that a calendar has."""
+    """Return a Unix time that the calendar can represent."""
     return datetime.fromtimestamp(float(value), tz=UTC).timestamp()
 
 
 def _text(value: str | None) -> str:
-    """Return a text, empty if there is none; it is cleaned where it is written, so that no two become one here."""
+    """Return a text; empty for ``None``. Control characters stay, so that two names do not become the same."""
     return encodable(value) if value else ""
 
 
@@ -243,7 +243,7 @@ def _write_json(ledger: AgentLedger, report: FleetReport, by: By, stream: TextIO
 
 
 def _coverage_ratio(report: FleetReport) -> float | None:
-    """Return the part of all GPU-seconds, with an owner or without, whose activity was measured."""
+    """Return the part of all GPU-seconds, with or without an owner, whose activity was measured."""
     seconds = report.total.seconds
     return 1 - seconds.unknown / seconds.total if seconds.total else None
 

@@ -23,19 +23,19 @@ from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS
 from exporter.errors import PrometheusError
 
 MOST_BYTES = 512 << 20
-"""Of memory that one answer takes, unpacked and decoded: the loop stands still for less than a second."""
+"""Maximum memory of one answer, unpacked and decoded; the event loop blocks for less than a second."""
 _LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 64 << 20, 4 << 30
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _PIECE_BYTES, _IN_THREAD_BYTES = 1 << 18, 1 << 20
 _VALUE_BYTES, _OBJECT_BYTES = 64, 240
-"""What CPython takes for a number, a short string or a list, each with its place in a list, and for a small object."""
+"""Memory in CPython of a number, a short string or a list, with its place in a list, and of a small object."""
 _PLAIN_TEXT, _WIDE_TEXT = 3, 9
-"""Bytes for a byte of JSON: itself, the text and the strings in it; one emoji makes four of each letter of both."""
+"""Bytes of memory for a byte of JSON: the byte, the text and its strings; an emoji makes each letter take 4 bytes."""
 CONNECT_SECONDS = 10.0
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS, _LONGEST_RETRY_AFTER_SECONDS = 0.25, 8.0, 60.0
 _OK = 200
-# Thanos: no partial answer, one of each pair of replicas. VictoriaMetrics: no partial answer, times as they were asked
-# for. Others take no notice of them.
+# Thanos: no partial answer, one series of replicas. VictoriaMetrics: no partial answer, exact times. Other engines
+# ignore these.
 _FORM = {"partial_response": "false", "dedup": "true", "deny_partial_response": "1", "nocache": "1"}
 
 
@@ -47,15 +47,15 @@ class SeriesSample(NamedTuple):
 
 
 def by_labels(samples: Iterable[SeriesSample], names: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """Return the values by some of their labels; an absent label is empty."""
+    """Return the values by the given labels; an absent label is empty."""
     return {tuple([sample.labels.get(name, "") for name in names]): sample.value for sample in samples}
 
 
 class MemoryBudget:
-    """The memory that answers may take, those of all clients of a process together.
+    """The memory for answers, shared by all clients of a process.
 
     Args:
-        most_bytes: Unpacked and decoded answers, and what is added up from them.
+        most_bytes: Maximum for unpacked and decoded answers, and for the sums over them.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -65,7 +65,7 @@ class MemoryBudget:
 
 
 class MemoryUse:
-    """Memory that one answer takes, or the sums of one reading; the budget has it again when this object is gone.
+    """Memory of one answer, or of the sums of one reading; deleting this object returns the memory to the budget.
 
     Args:
         budget: The budget that all answers share.
@@ -78,10 +78,10 @@ class MemoryUse:
         self.bytes = 0
 
     def grow(self, count: int, reason: str = "too_large") -> None:
-        """Take so many bytes more from the budget.
+        """Take ``count`` more bytes from the budget.
 
         Raises:
-            PrometheusError: This use would exceed its maximum, or all together the budget.
+            PrometheusError: This use would exceed its maximum, or all uses together would exceed the budget.
         """
         budget, alone = self._budget, self.bytes + count > self._most_bytes
         with budget.lock:
@@ -94,51 +94,51 @@ class MemoryUse:
         raise PrometheusError(reason, f"Prometheus: {what} would take more than {most >> 20} MiB of memory; {fix}")
 
     def __del__(self) -> None:
-        """Return the bytes to the budget: an answer is in use for as long as anything refers to it."""
+        """Return the bytes to the budget: the answer is in use as long as a reference to this object exists."""
         with self._budget.lock:
             self._budget.used_bytes -= self.bytes
 
 
 def memory_budget_bytes(cgroup_limits: Sequence[str] = _CGROUP_LIMITS) -> int:
-    """Return half of what the process may have: its container's limit, or the machine's memory.
+    """Return half of the memory limit of the container, or of the memory of the machine.
 
     Args:
-        cgroup_limits: Files that may hold the container's limit, in bytes.
+        cgroup_limits: Files that may contain the container's limit, in bytes.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in cgroup_limits:
-        with suppress(OSError, ValueError):  # "max" is no number: no limit
+        with suppress(OSError, ValueError):  # "max" is not a number: no limit
             limits.append(int(Path(path).read_text(encoding="ascii")))
     return max(_LEAST_MEMORY_BYTES, min(min(limits) // 2, _MOST_MEMORY_BYTES))
 
 
 MEMORY = MemoryBudget(memory_budget_bytes())
-"""Of this process."""
+"""Budget of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusAnswer:
-    """An answer as it was decoded; ``headers`` are by name in small letters."""
+    """A decoded answer; ``headers`` are by name in lower case."""
 
     data: Any
-    """Of a query: a list of objects with ``metric`` and ``value`` or ``values``, values as texts."""
+    """Data; for a query, a list of objects with ``metric`` and ``value`` or ``values``, values as texts."""
     notes: tuple[str, ...] = ()
     """Warnings of the server, one line each."""
     headers: Mapping[str, str] | None = None
     memory: MemoryUse | None = field(default=None, repr=False, compare=False)
-    """The memory that ``data`` takes, for as long as this answer is in use."""
+    """Memory of ``data``, which stays reserved as long as this answer is in use."""
 
 
 class PrometheusClient:
-    """Questions to one server, a few at a time. To be used as an asynchronous context manager.
+    """Sends queries to one server, a few at a time. Use it as an asynchronous context manager.
 
-    Proxies of the environment and ``.netrc`` are not used: Prometheus is mostly where no proxy leads to.
+    It ignores proxies of the environment and ``.netrc``, because most proxies have no route to Prometheus.
 
     Args:
-        settings: Where and how.
-        random: 0..1, for the waits between attempts.
-        sleep: Waits so many seconds.
-        memory: What answers may take; by default the one that all clients of this process share.
+        settings: Address, credentials and limits.
+        random: Returns 0..1, for the waits between attempts.
+        sleep: Waits for a number of seconds.
+        memory: Budget for answers; by default the budget of this process.
     """
 
     def __init__(
@@ -167,20 +167,20 @@ class PrometheusClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; a later question opens new ones."""
+        """Close all connections; a later query opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def instant(self, query: str, at_seconds: float | None) -> tuple[SeriesSample, ...]:
-        """Ask an instant query; values that are no number within ``MOST_FIGURE`` are left out.
+        """Run an instant query; values that are not numbers within ``MOST_FIGURE`` are left out.
 
         Args:
             query: PromQL.
-            at_seconds: Unix time; ``None`` is the server's now.
+            at_seconds: Unix time; ``None``: the current time of the server.
 
         Raises:
-            PrometheusError: There is no answer after all retries, or none that can be read.
+            PrometheusError: All attempts failed, or the answer cannot be read.
         """
         answer = await self.ask_instant(query, at_seconds)
         with prometheus_access.rows_read(self.settings):
@@ -188,7 +188,7 @@ class PrometheusClient:
         return tuple(SeriesSample(labels, value) for labels, value in pairs if abs(value) <= MOST_FIGURE)
 
     async def ask_instant(self, query: str, at_seconds: float | None) -> PrometheusAnswer:
-        """Return an undecoded instant answer: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
+        """Run an instant query and return its rows: a list of ``{"metric": {...}, "value": [seconds, text]}``."""
         form = {"query": query} if at_seconds is None else {"query": query, "time": _number(at_seconds)}
         return await self._query("/api/v1/query", form, "vector")
 
@@ -201,9 +201,9 @@ class PrometheusClient:
         *,
         retry_timeouts: bool = True,
     ) -> PrometheusAnswer:
-        """Ask a range query: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
+        """Run a range query and return its rows: a list of ``{"metric": {...}, "values": [[seconds, text], ...]}``.
 
-        Without ``retry_timeouts`` a timeout is raised at once, for callers that can ask for less at a time.
+        Without ``retry_timeouts``, a timeout is raised at once, for callers that can send smaller queries.
 
         Raises:
             PrometheusError: As for ``instant``.
@@ -214,7 +214,7 @@ class PrometheusClient:
         )
 
     async def status(self, path: str) -> PrometheusAnswer:
-        """Return an answer below ``/api/v1/status``, such as that of ``buildinfo``.
+        """Return the answer of a path below ``/api/v1/status``, such as ``buildinfo``.
 
         Raises:
             PrometheusError: As for ``instant``; many servers have no such path.
@@ -238,14 +238,14 @@ class PrometheusClient:
     async def _retried(
         self, path: str, form: Mapping[str, str] | None, *, retry_timeouts: bool = True
     ) -> PrometheusAnswer:
-        """Ask, and ask again where that can help."""
+        """Send a request, and retry if a retry can succeed."""
         failures = 0
         while True:
             try:
                 async with self._slots:
                     answer = await self._attempt(path, form)
             except PrometheusError as error:
-                error.__traceback__ = error.__context__ = None  # their frames would keep the answer in memory
+                error.__traceback__ = error.__context__ = None  # traceback frames would keep the answer in memory
                 failures += 1
                 self._timeouts_in_a_row = self._timeouts_in_a_row + 1 if error.reason == "timeout" else 0
                 if failures > self.settings.retries or not self._may_help(error, retry_timeouts=retry_timeouts):
@@ -256,15 +256,15 @@ class PrometheusClient:
                 return answer
 
     def _may_help(self, error: PrometheusError, *, retry_timeouts: bool) -> bool:
-        """Return whether the same query may be answered soon."""
+        """Return whether a retry of the query may succeed soon."""
         if error.reason == "unreachable" and not self._has_answered:
-            return False  # the address is wrong, rather than a server that starts again
+            return False  # more likely a wrong address than a server that restarts
         if error.reason == "timeout":
             return retry_timeouts and self._timeouts_in_a_row < 2 * self.settings.concurrency
         return error.retriable
 
     def _wait_seconds(self, error: PrometheusError, failures: int) -> float:
-        """Return the wait that the server asked for, else full jitter, so that clients do not return all at once."""
+        """Return the wait that the server requests, else a wait with full jitter, to spread the retries of clients."""
         if error.retry_after_seconds is not None:
             return min(error.retry_after_seconds, _LONGEST_RETRY_AFTER_SECONDS) + 0.25 * self._random()
         ceiling = min(_FIRST_BACKOFF_SECONDS * 2.0**failures, _LONGEST_BACKOFF_SECONDS)
@@ -280,7 +280,7 @@ class PrometheusClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
             )
-        # A little longer than the server may take, so that its own words come.
+        # A little more than the limit of the server, so that its own error arrives.
         limits = aiohttp.ClientTimeout(total=self.settings.timeout_seconds + 2, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.request(
@@ -301,7 +301,7 @@ class PrometheusClient:
             said = prometheus_access.without_secrets(bytes(body[:_IN_THREAD_BYTES]), headers)
             raise prometheus_access.refusal(self.settings, path, status, said, answered)
         if _has_surrogates(body):
-            memory.grow(memory.bytes)  # it is decoded twice
+            memory.grow(memory.bytes)  # such a body is decoded twice
         is_large = len(body) > _IN_THREAD_BYTES
         answer = await asyncio.to_thread(self._decoded, body, answered) if is_large else self._decoded(body, answered)
         notes = tuple(
@@ -312,7 +312,7 @@ class PrometheusClient:
 
     async def _body(self, response: aiohttp.ClientResponse, memory: MemoryUse) -> bytearray:
         body, text = bytearray(), _PLAIN_TEXT
-        # Unpacked, in small pieces: a small answer cannot become a large one unseen.
+        # In small unpacked pieces, so that a small compressed answer cannot exceed the budget.
         async for piece in response.content.iter_chunked(_PIECE_BYTES):
             if text == _PLAIN_TEXT and not piece.isascii():
                 memory.grow(len(body) * (_WIDE_TEXT - _PLAIN_TEXT))
@@ -341,7 +341,7 @@ class PrometheusClient:
 
 
 def _unanswered(settings: PrometheusSettings, error: Exception) -> PrometheusError:  # noqa: PLR0911 - a cause each
-    """Return the error of a connection that gave no answer."""
+    """Return the error of a connection without an answer."""
     url = settings.url
     if isinstance(error, TimeoutError):
         return prometheus_access.timed_out(settings)
@@ -368,8 +368,8 @@ def _unanswered(settings: PrometheusSettings, error: Exception) -> PrometheusErr
 
 
 def _decoded_bytes(piece: bytes) -> int:
-    """Return what the values in a piece of JSON take at most, besides text: two letters can be an object."""
-    values = len(piece) - len(piece.translate(None, b",:["))  # a fifth of what it takes to count each sign
+    """Return the maximum memory of the values in a piece of JSON, without text: two characters can be an object."""
+    values = len(piece) - len(piece.translate(None, b",:["))  # takes a fifth of the time of counting each character
     return values * _VALUE_BYTES + piece.count(b"{") * _OBJECT_BYTES
 
 
@@ -378,21 +378,21 @@ def _has_surrogates(body: bytearray) -> bool:
 
 
 def _loaded(body: bytearray) -> Any:  # noqa: ANN401 - JSON
-    was_enabled = gc.isenabled()  # the report command disables it for all of its run
-    gc.disable()  # JSON makes no cycles, and a search for some in millions of new objects takes most of the time
+    was_enabled = gc.isenabled()  # the report command disables it for its whole run
+    gc.disable()  # JSON has no cycles, and a collection over millions of new objects takes most of the time
     try:
         whole = json.loads(body)
     finally:
         if was_enabled:
             gc.enable()
     if _has_surrogates(body):
-        # Half of a surrogate pair is JSON, and no file takes it: one odd letter must not cost the report.
+        # Half of a surrogate pair is valid JSON, but cannot be written to a file; such a character is replaced.
         whole = json.loads(json.dumps(whole, ensure_ascii=False).encode("utf-8", "replace"))
     return whole
 
 
 def _labels(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a row; raise an error that ``rows_read`` translates if they are not texts."""
+    """Return the labels of a row; labels that are not texts raise an error that ``rows_read`` converts."""
     labels: dict[str, str] = row["metric"]
     "".join(labels.values())
     return labels
@@ -409,14 +409,14 @@ _FATAL = frozenset({"unreachable", "no_such_name", "tls", "unauthorised", "forbi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEngine:
-    """The engine behind the API."""
+    """The query engine of the server."""
 
     name: str
-    """``Prometheus``, ``VictoriaMetrics``, ``Thanos``, ``Grafana Mimir``, ``Prometheus API`` where it is not known."""
+    """``Prometheus``, ``VictoriaMetrics``, ``Thanos``, ``Grafana Mimir``; ``Prometheus API`` if it is unknown."""
     version: str = ""
-    """Empty if unknown: VictoriaMetrics names the Prometheus that it imitates."""
+    """Version; empty if unknown: VictoriaMetrics reports the version of Prometheus that it imitates."""
     retention_seconds: float | None = None
-    """``None`` if unknown."""
+    """Retention of the server; ``None`` if unknown."""
 
     @property
     def title(self) -> str:
@@ -425,10 +425,10 @@ class QueryEngine:
 
 
 async def detect(client: PrometheusClient) -> QueryEngine:
-    """Return the engine behind the API.
+    """Return the query engine of the server.
 
     Raises:
-        PrometheusError: It cannot be queried at all: wrong address, no access. An unknown engine is no error.
+        PrometheusError: No query can be answered: wrong address, no access. An unknown engine raises no error.
     """
     try:
         answer = await client.status("buildinfo")
@@ -452,7 +452,7 @@ async def _retention_seconds(client: PrometheusClient) -> float | None:
     try:
         answer = await client.status("runtimeinfo")
     except PrometheusError:
-        return None  # access to it is often not given; nothing but a note depends on it
+        return None  # many servers deny access to it; only a note depends on it
     text = answer.data.get("storageRetention", "") if isinstance(answer.data, dict) else ""
     return seconds_of(str(text))
 

@@ -1,4 +1,4 @@
-"""Credentials and TLS for Prometheus, re-read when files change, and the wording of its errors."""
+"""Provides credentials and TLS for Prometheus, re-reads their files when they change, and words the errors."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ _REDIRECTS = range(300, 400)
 
 
 def may_pass(error: PrometheusError) -> bool:
-    """Return whether it may be answered within the hour: a token, a name or an ingress may be fixed by then."""
+    """Return whether a retry within the hour may succeed; a token, a name or an ingress may be fixed by then."""
     return error.reason not in _ALWAYS
 
 
@@ -39,11 +39,11 @@ def refusal(
     """Return the error of an HTTP status other than 200.
 
     Args:
-        settings: Of the client.
-        path: What was asked, below the address.
-        status: Not 200.
-        body: As much of the answer as was read.
-        headers: By name in small letters.
+        settings: Settings of the client.
+        path: Requested path below the address.
+        status: HTTP status other than 200.
+        body: Part of the answer that was read.
+        headers: Headers of the answer, by name in lower case.
     """
     url, said = settings.url, _said(body)
     quoted = f": {said}" if said else ""
@@ -66,7 +66,7 @@ def refusal(
 def _failed(
     settings: PrometheusSettings, status: int, said: str, quoted: str, later: float | None, *, is_json: bool
 ) -> PrometheusError:
-    """Return the error of a query that could not be answered."""
+    """Return the error of a failed query."""
     is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     if not is_fault and not is_json:
         return not_prometheus(settings, f"HTTP {status}{quoted}")
@@ -94,7 +94,7 @@ _REDIRECT_FIX = (
 
 
 def _where(headers: dict[str, str]) -> str:
-    # What follows ? may hold a ticket of the login.
+    # The query string may contain a ticket of the login.
     place = headers.get("location", "").partition("?")[0].partition("#")[0]
     host = place.rpartition("@")[2] if "@" in place else place
     return f" to {one_line(host)}" if host else ""
@@ -120,7 +120,7 @@ def _no_access(settings: PrometheusSettings, status: int, said: str, quoted: str
 
 
 def timed_out(settings: PrometheusSettings) -> PrometheusError:
-    """Return the error of an answer that came too late, by the server's clock or ours."""
+    """Return the error of a timeout of the server or of the client."""
     return PrometheusError(
         "timeout",
         f"{settings.url}: no answer within {settings.timeout_seconds:g} s; raise --prometheus-timeout, or lower"
@@ -140,11 +140,11 @@ def not_prometheus(settings: PrometheusSettings, how: str) -> PrometheusError:
 
 @contextmanager
 def rows_read(settings: PrometheusSettings) -> Iterator[None]:
-    """Translate the errors of code that reads rows of an answer into a ``PrometheusError``."""
+    """Convert errors in reading the rows of an answer to a ``PrometheusError``."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        # Not divisible: some of the rows may have been taken.
+        # The query cannot be divided and repeated: some rows may already be added.
         raise PrometheusError(
             "bad_rows",
             f"{settings.url}: the answer has rows that no Prometheus sends; is there a faulty proxy in between?",
@@ -152,7 +152,7 @@ def rows_read(settings: PrometheusSettings) -> Iterator[None]:
 
 
 def _said(body: bytes) -> str:
-    """Return the server's own words, in one line."""
+    """Return the error text of the server, in one line."""
     try:
         decoded: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -162,15 +162,15 @@ def _said(body: bytes) -> str:
 
 
 def retry_after_seconds(text: str) -> float | None:
-    """Return ``Retry-After`` in seconds; none of these servers uses its form with a date."""
+    """Return ``Retry-After`` in seconds; these servers do not use its form with a date."""
     return float(text) if text.isascii() and text.isdecimal() and len(text) < len("100000") else None
 
 
 _NO_SECRETS = frozenset({"accept", "x-scope-orgid"})
 _MOST_TEXT = 3000
-"""Characters of a foreign text that are looked at."""
+"""Characters of a foreign text that are read."""
 _LEAST_SECRET = 8
-"""Letters: a shorter value of a header of the user's is a number of a tenant, and would stand anywhere."""
+"""Minimum length of a secret: a shorter value of a user's header is a number of a tenant, and would occur anywhere."""
 
 
 def headers(settings: PrometheusSettings) -> dict[str, str]:
@@ -191,7 +191,7 @@ def headers(settings: PrometheusSettings) -> dict[str, str]:
 
 
 def basic(prefix: str, username: str, password_file: Path) -> str:
-    """Return the value of ``Authorization`` for a user; ``prefix`` begins the name of the option.
+    """Return the value of ``Authorization`` for a user; ``prefix`` is the beginning of the option's name.
 
     Raises:
         ConfigError: The file cannot be read, or has no password.
@@ -201,11 +201,11 @@ def basic(prefix: str, username: str, password_file: Path) -> str:
 
 
 def without_secrets(said: bytes, sent: Mapping[str, str]) -> bytes:
-    """Return an answer without our secrets: some proxies repeat a request in their errors.
+    """Return an answer without the secrets of the request, which some proxies repeat in their errors.
 
     Args:
-        said: Any bytes.
-        sent: Headers of the question.
+        said: Text of the answer.
+        sent: Headers of the request.
     """
     for name, value in sent.items():
         for secret in _secrets_of(name.lower(), value):
@@ -225,10 +225,10 @@ def _secrets_of(name: str, value: str) -> Iterator[bytes]:
 
 
 def tls_of(settings: PrometheusSettings) -> ssl.SSLContext | bool:
-    """Return how to connect with TLS, made again when one of its files has changed; true without TLS.
+    """Return the TLS context, created again when one of its files changes; true without TLS.
 
     Raises:
-        PrometheusError: A file cannot be read, or is no such file.
+        PrometheusError: A file cannot be read or is invalid.
     """
     if not settings.url.startswith("https:"):
         return True
@@ -248,17 +248,17 @@ def _tls_at(settings: PrometheusSettings, _state: object) -> ssl.SSLContext:
 def client_context(
     prefix: str, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, skip_verify: bool
 ) -> ssl.SSLContext:
-    """Return how to connect to a server.
+    """Return the TLS context of a client.
 
     Args:
-        prefix: Begins the options that name the files, for messages.
-        ca_file: Authorities of the server's certificate; ``None``: the system's.
-        cert_file: A client's certificate, if any.
-        key_file: Its key; ``None``: in the certificate's file.
+        prefix: Beginning of the names of the options, for messages.
+        ca_file: Authorities for the server's certificate; ``None``: the system's authorities.
+        cert_file: Certificate of the client; ``None``: no certificate.
+        key_file: Key of the client; ``None``: the key is in ``cert_file``.
         skip_verify: Whether the server's certificate is not checked.
 
     Raises:
-        ConfigError: A file cannot be read, or is no such file.
+        ConfigError: A file cannot be read or is invalid.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file)
@@ -269,7 +269,7 @@ def client_context(
         context.verify_mode = ssl.CERT_NONE
     if cert_file is not None:
         try:
-            # A key with a passphrase is refused rather than asked for on the terminal.
+            # A key with a passphrase raises an error instead of a prompt on the terminal.
             context.load_cert_chain(cert_file, key_file, lambda: "")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
@@ -307,5 +307,5 @@ def why(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a foreign text as one printable line of at most 300 characters, fit to stand in a message."""
+    """Return a foreign text as one printable line of at most 300 characters, for use in a message."""
     return printable(" ".join(text[:_MOST_TEXT].split()))[:300]

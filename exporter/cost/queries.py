@@ -10,28 +10,28 @@ from exporter.cost.window import CHECKPOINT_SECONDS, Window
 KIND, COST_LABELS = "workload_kind", "cost_labels"
 CURRENCY, STATE = "currency", "state"
 RECORDED = "cluster:gpu_capacity_seconds:delta1h"
-"""Has a sample for each hour that was recorded."""
+"""Series with one sample per recorded hour."""
 CAPACITY = "capacity"
-"""Names the question of ``capacity`` in messages."""
+"""Name of the ``capacity`` query in messages."""
 NODE_INFO, NODE_INFO_LABELS = "gpu_node_info", ("instance_type", "capacity_type", "region", "gpu_product")
 SIMULATED = "gpu_exporter_simulated"
 RAW_LEDGER = "gpu_ledger_seconds_total"
 ANYTHING = "gpu_exporter_build_info"
 
 Level = Literal["owner", "workload"]
-"""Which series are read: ``workload`` has no node and no mode, and few series; ``owner`` has both."""
+"""Series to read: ``workload`` has fewer series, without node and mode; ``owner`` has both labels."""
 LEVELS: tuple[Level, ...] = ("owner", "workload")
 _ONLY_OF_OWNERS: frozenset[Dimension] = frozenset({"node", "pool", "mode"})
 
 
 class Measure(NamedTuple):
-    """A quantity of the ledger; its hourly series have an owner's labels and these."""
+    """A quantity of the ledger, and the labels of its hourly series in addition to an owner's."""
 
     quantity: str
     labels: tuple[str, ...] = ()
 
     def series(self, level: Level, *more: str) -> str:
-        """Return the selector of its hourly series, with more matchers; messages name the series so."""
+        """Return the selector of its hourly series with more matchers; messages use it as the name of the series."""
         return level + ":gpu_ledger:delta1h{" + ", ".join((f'quantity="{self.quantity}"', *more)) + "}"
 
 
@@ -41,7 +41,7 @@ UNPRICED = Measure("unpriced_seconds")
 ENERGY = Measure("energy_joules")
 MEASURES = (SECONDS, COST, UNPRICED, ENERGY)
 HALVES = (f'{STATE}="idle"', f'{STATE}!="idle"')
-"""Matchers of the questions of a measure by state: one answer is taken in while the engine works on the next."""
+"""Matchers that split a query by state in two, so that an answer is parsed while the engine runs the next query."""
 
 _LABELS: Mapping[Dimension, str] = {
     "node": "node",
@@ -54,7 +54,7 @@ _LABELS: Mapping[Dimension, str] = {
     "mode": "mode",
 }
 FIELD_OF = {label: name for name, label in _LABELS.items()}
-"""Field of ``LineKey`` by label; the label of clusters is as the user says."""
+"""Field of ``LineKey`` by label; the user configures the label of clusters."""
 _WORKLOAD = ("workload_namespace", KIND, "workload_name", "team", COST_LABELS, "model")
 _IDENTITY: Mapping[Level, tuple[str, ...]] = {"owner": ("node", *_WORKLOAD, "mode"), "workload": _WORKLOAD}
 _REGEX_SIGNS = re.compile(r"([\\.+*?()|\[\]{}^$])")
@@ -66,9 +66,9 @@ def level_of(asked: Iterable[Dimension]) -> Level:
 
 
 def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str, ...]:
-    """Return the labels that the lines keep for these dimensions, always with the kind, in a fixed order.
+    """Return the labels that lines keep for these dimensions, in a fixed order; the kind is always kept.
 
-    A node's sort is not in the ledger: ``pool`` asks for node and cluster, and so does ``node``'s home for ``node``.
+    The ledger has no label for the pool: ``pool`` keeps node and cluster, from which the facts of nodes give it.
     """
     wanted = {KIND}
     for dimension in dimensions:
@@ -84,43 +84,43 @@ def labels_of(dimensions: Iterable[Dimension], cluster_label: str) -> tuple[str,
 
 
 def asked_at(window: Window) -> int:
-    """Return the Unix time at which a window is queried: all its hours are recorded, and none of the next."""
+    """Return the Unix time at which to query a window: all its hours are recorded, and none of the next."""
     return window.end_seconds + CHECKPOINT_SECONDS
 
 
 class Part(NamedTuple):
-    """Hours of a window, and which series are read for them.
+    """Hours of a window, and the matchers of the series to read for them.
 
-    The range begins and ends ``CHECKPOINT_SECONDS`` after an hour. No hour is stamped there: it does not matter which
-    ends of a range an engine includes.
+    The range begins and ends ``CHECKPOINT_SECONDS`` after an hour. No sample has that time, so that it does not matter
+    whether an engine includes the ends of a range.
     """
 
     seconds: int
     back_seconds: int = 0
-    """From the end of the window back to the last of the hours."""
+    """Time from the last of the hours to the end of the window."""
     matchers: str = ""
-    """Of a recorder and its clusters; empty where one recorded all."""
+    """Label matchers of a recorder and its clusters; empty with a single recorder."""
 
     def gained(self, series: str, more: str = "") -> str:
-        """Return what the series add up to over these hours, evaluated at ``asked_at`` the window."""
+        """Return PromQL for the sum of the series over these hours, evaluated at ``asked_at`` of the window."""
         inside = ", ".join(text for text in (more, self.matchers) if text)
         offset = f" offset {self.back_seconds}s" if self.back_seconds else ""
         return f"sum_over_time({series}{{{inside}}}[{self.seconds}s]{offset})"
 
 
 class Scope(NamedTuple):
-    """What all questions about lines have in common."""
+    """Common settings of all queries about lines."""
 
     cluster_label: str
     level: Level
     keep: tuple[str, ...]
-    """Labels of the lines, as ``labels_of`` makes them."""
+    """Labels of the lines, as returned by ``labels_of``."""
     matchers: str = ""
-    """As ``matchers`` makes them."""
+    """Label matchers, as returned by ``matchers``."""
 
 
 def total(measure: Measure, half: str, scope: Scope, parts: Sequence[Part]) -> str:
-    """Return a query of what a series, or one of its ``HALVES``, gained over parts of a window, by labels to keep."""
+    """Return a query of the gain of a series, or of one of its ``HALVES``, over parts of a window, by kept labels."""
     wanted = ", ".join(filter(None, (f'quantity="{measure.quantity}"', half, scope.matchers)))
     gained = _gained(f"{scope.level}:gpu_ledger:delta1h", parts, wanted)
     return f"sum by ({', '.join((*scope.keep, *measure.labels))}) ({gained}) > 0"
@@ -132,7 +132,7 @@ def capacity(cluster_label: str, parts: Sequence[Part]) -> str:
 
 
 def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
-    """Return what the parts gained; those of one recorder have the same labels, except the number of the part."""
+    """Return PromQL for the gain over the parts; the label ``part`` distinguishes the parts of one recorder."""
     if len(parts) == 1:
         return parts[0].gained(series, more)
     numbered = (f'label_replace({part.gained(series, more)}, "part", "{n}", "", "")' for n, part in enumerate(parts))
@@ -140,23 +140,23 @@ def _gained(series: str, parts: Sequence[Part], more: str = "") -> str:
 
 
 def recorded_hours(window: Window) -> str:
-    """Return a query of how many hours each Prometheus recorded."""
+    """Return a query of the number of hours that each Prometheus recorded."""
     return f"count_over_time({RECORDED}[{window.seconds}s])"
 
 
 def recorded_hour() -> str:
-    """Return a query of what each Prometheus recorded of the hour before ``asked_at``."""
+    """Return a query of the value that each Prometheus recorded for the hour before ``asked_at``."""
     return f"last_over_time({RECORDED}[1h])"
 
 
 def node_info(cluster_label: str, lookback: str) -> str:
-    """Return a query of the facts for prices of each node within the look-back."""
+    """Return a query of each node's facts that select a price, last seen within the look-back."""
     labels = ", ".join((cluster_label, "node", *NODE_INFO_LABELS))
     return f"max by ({labels}) (last_over_time({NODE_INFO}[{lookback}]))"
 
 
 def simulated(lookback: str) -> str:
-    """Return a query that is more than 0 if an agent showed a simulated node within the look-back."""
+    """Return a query with a value above 0 if an agent exported a simulated node within the look-back."""
     return f"max(last_over_time({SIMULATED}[{lookback}]))"
 
 
@@ -170,9 +170,9 @@ def matchers(filters: Filters, cluster_label: str) -> str:
 
 
 def matches(label: str, values: Iterable[str]) -> str:
-    """Return a matcher for a label that must have one of the values, with any characters in them.
+    """Return a matcher for a label with one of the values, which may contain any characters.
 
-    One of no values never matches.
+    Without values, the matcher never matches.
     """
     wanted = sorted(set(values))
     if len(wanted) == 1:
@@ -186,5 +186,5 @@ def matches(label: str, values: Iterable[str]) -> str:
 
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    # What is no text at all, such as a byte from the command line, matches nothing; it must not break the question.
+    # Invalid Unicode, such as a byte from the command line, matches nothing and must not make the query invalid.
     return '"' + escaped.encode("utf-8", "replace").decode("utf-8") + '"'

@@ -1,4 +1,4 @@
-"""Recommends GPUs to return, share or resize, from evidence and ledger of the last days, and says what limits work."""
+"""Recommends GPUs to return, share or resize, from evidence and ledger of recent days, and reports limits of work."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,49 +15,49 @@ from exporter.model.formatting import decimal, minute, money_with_code, percent_
 from exporter.model.ledger import NO_SECONDS, Bottleneck, ByState
 
 Advice = Literal["give-back", "fewer-gpus", "share", "smaller-mig", "smaller-model", "bottleneck"]
-"""``bottleneck`` is information on what limits a workload: nothing is saved by it."""
+"""``bottleneck`` is information on the limit of a workload, without a saving."""
 RiskLevel = Literal["low", "medium", "high"]
 MONTH_HOURS = 730.0
 # Thresholds; docs/cost.md gives the reason of each.
 HEADROOM_RATIO = 0.2
-"""On top of peak memory and of the activity of the 95 % calmest hours."""
+"""Headroom over peak memory, and over the activity that 95 % of the hours do not exceed."""
 SMALL_USE_RATIO = 0.2
-"""Mean activity up to which a big GPU is too big ..."""
+"""Largest mean activity for a smaller model."""
 SMALL_USE_BYTES = 10e9
-"""... together with so much memory at its peak."""
+"""Largest peak memory for a smaller model."""
 MOST_SHARERS = 4
 MOSTLY_RATIO = 0.5
-"""Part of the profiled active time that a class must have to be named."""
+"""Least part of the profiled active time of a class that is reported."""
 GIGABYTE = 1e9
 _CENTS_FROM = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """One suggestion to one workload."""
+    """One suggestion for one workload."""
 
     advice: Advice
     owner: LineKey
-    """Cluster, namespace, kind, workload, team and model."""
+    """Key with cluster, namespace, kind, workload, team and model."""
     title: str
-    """What to do, in one sentence: ``Give back 3 of 8 H100``."""
+    """Suggested change, in one sentence: ``Give back 3 of 8 H100``."""
     gpus: float
-    """How many physical GPUs would become free, by share."""
+    """Physical GPUs that would become free, weighted by share."""
     currency: str = ""
     per_month: float | None = None
-    """Money of 730 hours at the mean price paid over the window; ``None`` where there was no price."""
+    """Saved money of 730 hours at the mean price paid over the window; ``None`` without a price."""
     evidence: tuple[str, ...]
     """Measured facts, one sentence each, with window and coverage."""
     risk: str
-    """What could go wrong if it were followed, and how to try it."""
+    """Possible consequences of the change, and a way to try it."""
     risk_level: RiskLevel
-    """By how much of the evidence speaks against it."""
+    """Level of the risk, by the number of findings against the change."""
     command: str = ""
-    """That does it, or opens the manifest to change; empty where the workload has no name."""
+    """Command that makes the change or opens the manifest; empty for a workload without a name."""
     devices: tuple[str, ...] = ()
-    """UUIDs that it is about."""
+    """UUIDs of the devices."""
     nodes: tuple[str, ...] = ()
-    """Where these devices are, each once."""
+    """Nodes of these devices, without duplicates."""
 
 
 class MeanPrice(NamedTuple):
@@ -68,14 +68,14 @@ class MeanPrice(NamedTuple):
 
 
 def short(model: str) -> str:
-    """Return ``H100`` of ``NVIDIA H100 80GB HBM3``; a name without a number in its first word stays whole."""
+    """Return the short name of a model, ``H100`` for ``NVIDIA H100 80GB HBM3``; whole without a number in word one."""
     bare = model.removeprefix("NVIDIA ").removeprefix("Tesla ")
     first = bare.replace("-", " ").split(" ", 1)[0]
     return first if any(letter.isdigit() for letter in first) else bare
 
 
 def devices(lot: HeldDevices) -> str:
-    """Return ``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
+    """Return the devices as text: ``8 H100``, ``3 instances 1g.10gb of A100``, ``2 parts of T4``."""
     number = len(lot.uses)
     many = "s" if number != 1 else ""
     if lot.profile:
@@ -84,17 +84,17 @@ def devices(lot: HeldDevices) -> str:
 
 
 def each(lot: HeldDevices) -> str:
-    """Return ``the H100``, ``each of 8 H100``."""
+    """Return the devices as text for each of them: ``the H100``, ``each of 8 H100``."""
     return f"the {devices(lot).removeprefix('1 ')}" if len(lot.uses) == 1 else f"each of {devices(lot)}"
 
 
 def memory(size: float) -> str:
-    """Return ``4.2 GB``."""
+    """Return a size as text: ``4.2 GB``."""
     return f"{decimal(size / GIGABYTE, 1)} GB"
 
 
 def money(price: MeanPrice) -> str:
-    """Return ``4.10 USD``; with two more decimals if it is small."""
+    """Return a price as text: ``4.10 USD``; a small price has two more decimals."""
     return money_with_code(price.per_hour, price.currency, 2 if price.per_hour >= _CENTS_FROM else 4)
 
 
@@ -110,30 +110,30 @@ _SERVER = "It looks like a server that reserves memory at its start: measure its
 
 
 class Change(NamedTuple):
-    """A suggestion before it is written out."""
+    """A suggestion before conversion to a ``Recommendation``."""
 
     advice: Advice
     title: str
     gpus: float
     fact: str
     risk: str
-    """Risk in any case, and how to try it."""
+    """Risk of the change itself, and a way to try it."""
     reasons: tuple[str, ...] = ()
-    """Findings that make it riskier: one makes the risk medium, two make it high."""
+    """Findings against the change: one makes the risk medium, two make it high."""
     least: RiskLevel = "low"
-    """The level of risk without a reason."""
+    """Level of risk without findings."""
     per_hour: float | None = 0.0
-    """Price per hour of each of these GPUs after the change; ``None`` if it is not known."""
+    """Hourly price of each of these GPUs after the change; ``None`` if it is unknown."""
 
 
 class Market:
-    """What GPUs cost in the fleet: mean prices of payers and models, and the memory of a whole GPU of each model.
+    """Prices of GPUs in the fleet: mean prices of payers and models, and the memory of a whole GPU of each model.
 
     Args:
-        uses: Of the whole fleet.
-        ledger: By cluster, namespace, kind, workload, team and model: for what was paid.
-        judge_servers: Also by the memory of servers that take most of it in advance: vLLM, Triton, TensorFlow, JAX,
-            and others.
+        uses: Uses of the whole fleet.
+        ledger: Ledger by cluster, namespace, kind, workload, team and model, for the money paid.
+        judge_servers: Whether the memory use of servers that allocate most memory in advance counts: vLLM, Triton,
+            TensorFlow, JAX, and others.
     """
 
     def __init__(self, uses: Iterable[HeldDevice], ledger: FleetLedger, *, judge_servers: bool) -> None:
@@ -153,17 +153,17 @@ class Market:
                 self._memory[use.owner.cluster, use.owner.model] = use.memory_total_bytes
 
     def paid(self, payer: LineKey) -> MeanPrice | None:
-        """Return the mean price that a workload paid; that of its model and cluster if the ledger has no line of it."""
+        """Return the mean price that a workload paid; without a ledger line, that of its model and cluster."""
         if payer in self._payers:
             return _mean_price(self._payers[payer])
         return self._models.get((payer.cluster, payer.model))
 
     def seconds(self, payer: LineKey) -> ByState:
-        """Return the GPU-seconds of a workload by state; 0 if the ledger has no line of it."""
+        """Return the GPU-seconds of a workload by state; 0 without a ledger line."""
         return self._payers[payer].seconds if payer in self._payers else NO_SECONDS
 
     def cheapest(self, cluster: str, least_bytes: float, below: MeanPrice) -> tuple[str, MeanPrice] | None:
-        """Return the cheapest smaller model of a cluster with so much memory and a lower price, and that price."""
+        """Return the cheapest smaller model of a cluster with enough memory and a lower price, and its price."""
         found = [
             (price.per_hour, model, price)
             for (place, model), price in self._models.items()
@@ -173,7 +173,7 @@ class Market:
         return min(found)[1:] if found else None
 
     def saved(self, lot: HeldDevices, found: Change) -> float | None:
-        """Return the money that a change saves per month; ``None`` if a price is not known."""
+        """Return the money that a change saves per month; ``None`` if a price is unknown."""
         price = self.paid(lot.payer)
         if price is None or found.per_hour is None:
             return None
@@ -181,14 +181,14 @@ class Market:
 
 
 def _mean_price(paid: Figures) -> MeanPrice | None:
-    """Return the mean; ``None`` without money, and with several currencies, of which none is the price."""
+    """Return the mean price; ``None`` without money, and with several currencies."""
     priced_hours = (paid.seconds.total - paid.unpriced_seconds) / HOUR_SECONDS
     money = [(currency, one.total) for currency, one in paid.money.items() if one.total > 0]
     return MeanPrice(money[0][0], money[0][1] / priced_hours) if len(money) == 1 and priced_hours > 0 else None
 
 
 def _change(lot: HeldDevices, market: Market) -> Change | None:
-    """Return the exchange that saves most; of equal ones the first that keeps the model."""
+    """Return the change that saves most; of equal changes, the first one, which keeps the model."""
     peak, total = lot.peak_memory_bytes, lot.memory_total_bytes
     if peak is None or total is None or not (lot.whole or lot.profile):
         return None
@@ -260,7 +260,7 @@ def _smaller_model(lot: HeldDevices, peak: float, market: Market) -> Iterator[Ch
 
 
 def _starved(lot: HeldDevices, limit: Limit, market: Market) -> Change | None:
-    """Return the exchange by the part of the device that it uses while it is active, which it is for too long."""
+    """Return the change that fits the used part of the device, for a workload that is active but starved."""
     if not limit.is_starved:
         return None
     used = max(limit.effective_ratio, limit.uses.get("sm", 0.0))
@@ -285,7 +285,7 @@ _BOTTLENECKS = {
 
 
 def _information(lot: HeldDevices, limit: Limit) -> Change | None:
-    """Return what limits a busy workload, if its owner can do something about it."""
+    """Return information on the limit of a busy workload, if its owner can act on it."""
     what = _BOTTLENECKS.get(limit.bottleneck)
     if what is None or limit.bottleneck_ratio < MOSTLY_RATIO or lot.mean_ratio < SMALL_USE_RATIO:
         return None
@@ -302,14 +302,14 @@ _RANKED: frozenset[Dimension] = _WORKLOAD - {"team"}
 def recommend(
     uses: Sequence[HeldDevice], ledger: FleetLedger, *, judge_servers: bool = False
 ) -> tuple[Recommendation, ...]:
-    """Return recommendations, most money first; those without a price last, the largest first.
+    """Return recommendations, most money first; those without a price come last, the largest first.
 
-    Each device is in one at most, so that their money sums to no more than the devices cost.
+    Each device is in at most one recommendation, so that the sum of money does not exceed the cost of the devices.
 
     Args:
-        uses: Of one window.
-        ledger: Of the same; as of ``Market``.
-        judge_servers: As of ``Market``.
+        uses: Uses of one window.
+        ledger: Ledger of the same window, as for ``Market``.
+        judge_servers: As for ``Market``.
     """
     workloads: dict[LineKey, list[HeldDevice]] = {}
     for use in uses:
@@ -333,7 +333,7 @@ def _of_workload(uses: Sequence[HeldDevice], market: Market) -> Iterator[Recomme
     if any(use.policy == "reserved" for use in uses) or not all(use.is_trusted for use in held):
         return
     unused = {use for use in held if use.is_idle}
-    # What it did on devices that it had before is known as well, or it may only be resting.
+    # Earlier use of other devices counts too; without it, the workload may only be pausing.
     if len(unused) == len(held) and not all(use.is_idle for use in uses):
         return
     for lot in lots(uses):
@@ -377,11 +377,11 @@ def _fewer(unused: HeldDevices, lot: HeldDevices, held: Sequence[HeldDevice]) ->
 
 _LEVELS_OF_RISK: tuple[RiskLevel, ...] = ("low", "medium", "high")
 _SOLID_HOURS, _SOLID_RATIO = 120.0, 0.97
-"""Hours for which each device was seen, and part of them with measured activity: with less the evidence is thin."""
+"""Hours that each device was seen, and measured part of them, below which the evidence is thin."""
 
 
 def _doubts(lot: HeldDevices) -> Iterator[str]:
-    """Yield what makes the evidence thin."""
+    """Yield the weaknesses of the evidence."""
     seen = min(use.held_hours for use in lot.uses)
     if seen < _SOLID_HOURS:
         yield f"It was seen for only {decimal(seen, 0)} hours."
@@ -395,11 +395,11 @@ _STOPS = {
     "Notebook": ("annotate", "kubeflow-resource-stopped=true"),
     "Pod": ("delete",),
 }
-"""Verb and arguments of ``kubectl`` that end all use of a kind of workload."""
+"""Verb and arguments of ``kubectl`` that end the use of GPUs, by kind of workload."""
 
 
 def _command(owner: LineKey, advice: Advice) -> str:
-    """Return a command that does it, or opens the manifest to change; empty of a workload without a name."""
+    """Return a command that makes the change or opens the manifest; empty for a workload without a name."""
     if advice == "bottleneck" or not (owner.namespace and owner.kind and owner.workload):
         return ""
     verb, *arguments = _STOPS.get(owner.kind, ("edit",)) if advice == "give-back" else ("edit",)
@@ -410,7 +410,7 @@ def _written(lot: HeldDevices, found: Change, market: Market, limit: Limit | Non
     reasons = (*found.reasons, *_doubts(lot))
     level = max(min(len(reasons), 2), _LEVELS_OF_RISK.index(found.least))
     if found.advice == "bottleneck":
-        level = 0  # it asks for nothing
+        level = 0  # it changes nothing
     price = market.paid(lot.payer)
     saved = market.saved(lot, found)
     return Recommendation(
@@ -446,7 +446,7 @@ _RESOURCES = {
 
 
 def _evidence(lot: HeldDevices, fact: str, market: Market, limit: Limit | None) -> Iterator[str]:
-    """Yield what was measured and paid, and how far it can be trusted, one sentence each."""
+    """Yield measurements, price and coverage, one sentence each."""
     yield (
         f"{devices(lot)}: {percent_down(lot.mean_ratio, 1)} active on average, at most {percent_down(lot.p95_ratio, 1)}"
         f" in 95 % of the hours, {percent_down(lot.peak_ratio, 1)} in the busiest hour."
@@ -475,7 +475,7 @@ def _evidence(lot: HeldDevices, fact: str, market: Market, limit: Limit | None) 
 
 
 def _at_limit(lot: HeldDevices, limit: Limit, digits: int) -> str:
-    """Return ``9.0 % of its limit``."""
+    """Return the use of the limit as text: ``9.0 % of its limit``."""
     return f"{percent_down(limit.effective_ratio, digits)} of {'its' if len(lot.uses) == 1 else 'their'} limit"
 
 
@@ -488,7 +488,7 @@ class AdviceReading:
 
     recommendations: tuple[Recommendation, ...]
     uses: tuple[HeldDevice, ...]
-    """Empty: no evidence was recorded, or it was filtered out."""
+    """Uses as evidence; empty if no evidence was recorded or the filters exclude it."""
     ledger: FleetLedger
 
 
@@ -503,10 +503,10 @@ async def read(
     """Return recommendations over a window, most money first, with their evidence and ledger.
 
     Raises:
-        PrometheusError: Prometheus cannot be asked, or not for all of the evidence.
+        PrometheusError: A query for the evidence failed.
         StoreError: The store of closed days cannot be read.
     """
-    # What others pay is wanted too, for the price of a smaller model: the ledger is not filtered.
+    # Without filters, because the price of a smaller model depends on what others pay.
     uses = await read_evidence(client, window, filters)
     ledger = await source.ledger(window, PAYER)
     return AdviceReading(recommendations=recommend(uses, ledger, judge_servers=judge_servers), uses=uses, ledger=ledger)

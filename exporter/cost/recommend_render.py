@@ -1,4 +1,4 @@
-"""Writes recommendations as table, CSV or JSON, and as the values of the API."""
+"""Writes recommendations as table, CSV or JSON, and as values of the API."""
 
 import csv
 import json
@@ -26,12 +26,12 @@ _COLUMNS = (
 
 
 def write(reading: AdviceReading, form: Form, stream: TextIO) -> None:
-    """Write them, dearest first."""
+    """Write recommendations, most money first."""
     {"table": _write_table, "csv": _write_csv, "json": _write_json}[form](reading, stream)
 
 
 def totals(found: Sequence[Recommendation]) -> dict[str, float]:
-    """Return the money per month by currency, of all that have a price."""
+    """Return the money per month by currency, of all recommendations with a price."""
     sums: dict[str, float] = {}
     for one in found:
         if one.per_month is not None:
@@ -96,7 +96,7 @@ def _write_csv(reading: AdviceReading, stream: TextIO) -> None:
     for one in reading.recommendations:
         joined = {"evidence": " ".join(one.evidence), "devices": " ".join(one.devices)}
         values = {**recommendation_document(one), **joined, **period}
-        # The writer leaves None empty.
+        # The writer leaves cells of ``None`` empty.
         writer.writerow({name: guarded(value) if isinstance(value, str) else value for name, value in values.items()})
 
 
@@ -130,7 +130,7 @@ class RecommendationDocument(OwnerDocument):
 
 
 def recommendation_document(one: Recommendation) -> RecommendationDocument:
-    """Return one of them as plain values, named as a report's lines are."""
+    """Return a recommendation as plain values, with the names of a report's lines."""
     return {
         "advice": one.advice,
         "title": one.title,

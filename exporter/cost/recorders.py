@@ -1,10 +1,10 @@
-"""Chooses whose hours count where several Prometheus servers recorded the same cluster; pure.
+"""Chooses the hours that count if several Prometheus servers recorded the same cluster; pure.
 
-Two servers cut hours at different instants, so only the hours of one server add up to what was metered: of a job over a
-full hour the larger values of both have up to 5 minutes twice. So one recorder counts for a cluster and all measures of
-a chunk. An hour that it missed is in its next value, and nothing is taken from another for it. Another takes over where
-that value is in the next chunk, where the rules no longer knew what they had recorded last, or where the recorder ends.
-At such a change the edges of two servers meet: the sum misses or repeats at most 5 minutes and a scrape.
+Servers evaluate their rules at different instants, so only the hours of one server sum to the metered time. For a job
+across a full hour, the larger values of two servers count up to 5 minutes twice. One recorder therefore counts for a
+cluster and for all measures of a chunk. Its next value contains an hour that it missed; no other recorder fills the
+gap. Another recorder takes over if that value is in the next chunk, if the rules lost their last state, or if the
+recorder ends. At a change of recorders, the sum misses or repeats at most 5 minutes and a scrape interval.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,62 +12,62 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 CARRIED_HOURS = 27
-"""A value has all hours since the last one of its recorder, if those are not more."""
+"""Maximum gap in hours after which the next value still contains all hours since the previous value."""
 _MOST = 0.75
-"""With less than this part of what another recorded in the same hours, a value does not have them all."""
+"""Part of another recorder's value for the same hours, below which a value lacks some of the hours."""
 _BEGUN = 0.5
-"""How many hours the first value of a recorder is thought not to have."""
+"""Hours that the first value of a recorder is assumed to lack."""
 _EDGE = 0.1
-"""Recorders that saw the same differ by less than this part of their largest hour: 5 minutes and a scrape."""
+"""Part of the largest hour by which complete recorders differ at most: 5 minutes and a scrape interval."""
 
 Recorder: TypeAlias = tuple[tuple[str, str], ...]
-"""Labels of a recorded series besides its name and its cluster: those of the Prometheus that recorded it."""
+"""Labels of a recorded series without its name and cluster: the labels of the Prometheus that recorded it."""
 Hours: TypeAlias = Mapping[int, float]
-"""GPU-seconds of a recorder by hour: the number of the full hour since 1970 at which it ends."""
+"""GPU-seconds of a recorder by hour; the key is the number of the full hour since 1970 at the end of the hour."""
 
 
 class Span(NamedTuple):
-    """What one value covers."""
+    """The hours that one value covers."""
 
     recorder: Recorder
     begin: int
     end: int
-    """Full hours since 1970."""
+    """End of the span; both ends are full hours since 1970."""
     seconds: float
     lost: float = 0.0
-    """How many of these hours the value is thought not to have."""
+    """Hours of the span that the value is assumed to lack."""
 
 
 class Way(NamedTuple):
-    """Values that count one after the other."""
+    """Consecutive values that count."""
 
     lost: float = 0.0
-    """Hours that no value has."""
+    """Hours without a value."""
     changes: int = 0
-    """How often another recorder takes over."""
+    """Number of changes of the recorder."""
     spans: tuple[Span, ...] = ()
     """The values in the order of time."""
 
     def with_span(self, span: Span) -> "Way":
-        """Return the way with one more value."""
+        """Return the way extended by one value."""
         is_change = bool(self.spans) and self.spans[-1].recorder != span.recorder
         return Way(self.lost + span.lost, self.changes + is_change, (*self.spans, span))
 
     @property
     def seconds(self) -> float:
-        """GPU-seconds of its values."""
+        """GPU-seconds of the values."""
         return sum(span.seconds for span in self.spans)
 
 
 _BADNESS = itemgetter(0, 1)
-"""Of two ways the one with fewer lost hours is better, then the one with fewer changes."""
+"""Sort key of ways: fewer lost hours are better, then fewer changes."""
 
 
 def spans_of(hours: Mapping[Recorder, Hours]) -> list[Span]:
-    """Return what the values of a cluster's recorders cover.
+    """Return the spans of the values of a cluster's recorders.
 
-    The first value of a recorder begins with its first evaluation. A value after missed hours that has too little for
-    them has the last hour only: the recorder had lost what it knew, or had stopped while it recorded an hour.
+    The first value of a recorder begins with its first evaluation. A value after missed hours that is too small for
+    them covers only its last hour: the recorder had lost its state, or had stopped while it recorded an hour.
     """
     found = []
     for recorder, own in hours.items():
@@ -82,7 +82,7 @@ def spans_of(hours: Mapping[Recorder, Hours]) -> list[Span]:
 
 
 def _lacks_hours(recorder: Recorder, begin: int, end: int, hours: Mapping[Recorder, Hours]) -> bool:
-    """Return whether a value after missed hours has too little for them, as another recorder of all of them shows."""
+    """Return whether a value after missed hours is too small for them, compared with a recorder of all these hours."""
     if end - begin == 1:
         return False
     known = [
@@ -98,11 +98,11 @@ def chosen(spans: Sequence[Span], begin: int, end: int, order: Sequence[Recorder
 
     Args:
         spans: All values of the cluster.
-        begin: Full hour, since 1970.
-        end: The same.
-        order: Recorders; of those that are as good the first one counts.
+        begin: Full hour since 1970.
+        end: Full hour since 1970.
+        order: Recorders by preference; the first of equally good recorders counts.
     """
-    # With an hour of any recorder at the beginning, what is in a later value and before it was counted there.
+    # If any recorder has an hour that ends at the beginning, earlier parts of a later value were counted there.
     is_known = any(span.end == begin for span in spans)
     usable = [
         span._replace(begin=max(span.begin, begin), lost=span.lost + 0.001 * max(0, begin - span.begin))
@@ -115,18 +115,18 @@ def chosen(spans: Sequence[Span], begin: int, end: int, order: Sequence[Recorder
     enough = [way for way in alone if way.spans and way.lost <= best.lost]
     if not enough:
         return best
-    # One that recorded each hour can still have lacked nodes.
+    # A recorder with every hour may still lack nodes.
     edge = _EDGE * max(span.seconds / (span.end - span.begin) for span in spans)
     most = max(way.seconds for way in enough)
     return next(way for way in enough if way.seconds >= most - edge)
 
 
 def _best(spans: Iterable[Span], begin: int, end: int) -> Way:
-    """Return the best way."""
+    """Return the way with the fewest lost hours, then the fewest changes."""
     by_end: dict[int, list[Span]] = {}
     for span in spans:
         by_end.setdefault(span.end, []).append(span)
-    # Of each full hour the best way to it, by the recorder of its last value.
+    # Best way to each full hour, by the recorder of its last value.
     ways: dict[int, dict[Recorder | None, Way]] = {begin: {None: Way()}}
     for hour in range(begin + 1, end + 1):
         here = {last: way._replace(lost=way.lost + 1) for last, way in ways[hour - 1].items()}
@@ -138,7 +138,7 @@ def _best(spans: Iterable[Span], begin: int, end: int) -> Way:
 
 
 def order_of(hours: Mapping[Recorder, Hours], first: int) -> list[Recorder]:
-    """Return the recorders of a cluster: those with the most hours after the first one, then by their labels."""
+    """Return the recorders of a cluster, sorted by most hours after the first one, then by labels."""
     return sorted(hours, key=lambda name: (-sum(hour > first for hour in hours[name]), name))
 
 

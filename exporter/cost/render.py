@@ -37,11 +37,11 @@ _UNKNOWN: Mapping[Dimension, str] = {
 
 _FORMULA_START = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\n")
 _FORMULA_WITHIN = re.compile(r'(^\s+|[;\t\n|][\s"]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])')
-"""A formula sign where a spreadsheet that splits at another character than the comma sees the begin of a cell."""
+"""A formula sign at the beginning of a cell, for a spreadsheet that splits at another character than the comma."""
 
 
 def guarded(name: str) -> str:
-    """Return the text of a CSV cell: UTF-8 can encode it, and no spreadsheet reads a formula or another row in it.
+    """Return the text of a CSV cell that UTF-8 can encode and that no spreadsheet reads as a formula or another row.
 
     Spreadsheets of many locales split at ``;`` and ignore quotes within a cell, so each part gets its own guard.
     """
@@ -51,7 +51,7 @@ def guarded(name: str) -> str:
 
 
 def csv_stream(stream: TextIO) -> "TextIO | _Terminal":
-    """Return where to write CSV: a terminal gets no control characters, a file gets every name as it is."""
+    """Return the stream for CSV: control characters are removed for a terminal, but not for a file."""
     return _Terminal(stream) if stream.isatty() else stream
 
 
@@ -64,12 +64,12 @@ class _Terminal:
 
 
 def encodable(name: str) -> str:
-    """Return a text that UTF-8 has: half a surrogate pair, which JSON can contain, becomes a question mark."""
+    """Return a text that UTF-8 can encode: half a surrogate pair, which JSON can contain, becomes a question mark."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
 class ReportRow(NamedTuple):
-    """One row."""
+    """One row of a report."""
 
     names: tuple[str, ...]
     line: ReportLine
@@ -83,7 +83,7 @@ def titles(report: FleetReport) -> tuple[str, ...]:
 
 
 def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
-    """Return rows: owners, dearest first, no owner, the total; beyond ``top`` owners one row has the rest."""
+    """Return rows: owners, dearest first, lines without an owner, the total; one row sums the owners beyond ``top``."""
     by, rest = report.question.by, ("",) * (len(titles(report)) - 1)
     held, more = report.held[:top], report.held[len(report.held) if top is None else top :]
     found = [ReportRow(tuple(_names(line.key, by)), line, "held") for line in held]
@@ -94,11 +94,11 @@ def rows(report: FleetReport, top: int | None = None) -> list[ReportRow]:
 
 
 Column: TypeAlias = tuple[str, Callable[[ReportLine], str]]
-"""Title of a column, and what a line has there as text; empty where it is not known."""
+"""Title of a column, and a function that returns the text of a line in it; empty if the value is unknown."""
 
 
 def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
-    """Yield the columns of hours, ratios and money; a page has room for more of them than a terminal."""
+    """Yield the columns of hours, ratios and money; HTML and CSV have more columns than a terminal."""
     digits = hour_digits(report.trust.capacity_seconds)
     profiled = report.owned.seconds.profiled > 0
     yield "GPU-hours", lambda line: decimal(line.figures.seconds.total / HOUR, digits)
@@ -132,7 +132,7 @@ def _ratio(name: str, line: ReportLine) -> str:
 
 
 def cost_words(line: ReportLine, currency: str, otherwise: str = "") -> str:
-    """Return the cost; with a star where a part of the hours has no price."""
+    """Return the cost; a star marks hours without a price."""
     figures = line.figures
     unpriced, money = figures.unpriced_seconds > 0, figures.money.get(currency)
     if money is None:
@@ -175,17 +175,17 @@ def _names(key: LineKey, by: Sequence[Dimension]) -> Iterator[str]:
 
 
 def title(dimension: Dimension) -> str:
-    """Return the title of a dimension; of a label its key."""
+    """Return the title of a dimension; the title of a label is its key."""
     return TITLES.get(dimension) or dimension.removeprefix(LABEL)
 
 
 def noun(dimension: Dimension) -> str:
-    """Return the title within a sentence."""
+    """Return the title of a dimension for use in a sentence."""
     return title(dimension).lower() if dimension in TITLES else title(dimension)
 
 
 def workload_name(key: LineKey, *, whole: bool) -> str:
-    """Return ``vision/Job/resnet``, as far as it is known; without the namespace if that has a column."""
+    """Return the name of a workload, ``vision/Job/resnet``, without unknown parts; ``whole`` includes the namespace."""
     parts = (key.namespace if whole else "", key.kind, key.workload)
     return clean("/".join(part for part in parts if part)) or "(no workload)"
 
@@ -209,9 +209,9 @@ def write_table(
     top: int | None = None,
     form: Form = "table",
 ) -> None:
-    """Write a table with separate lines without an owner, below a heading and above remarks.
+    """Write a table with separate lines for time without an owner, below a heading and above remarks.
 
-    In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    A narrow terminal wraps lines, because shortened names and figures would be useless.
     """
     console = Console(file=stream, highlight=False, soft_wrap=True)
     if report.simulated:
@@ -222,14 +222,14 @@ def write_table(
         if styled:
             console.print(Text(line, style=style))
         else:
-            stream.write(f"{line}\n")  # thousands of rows: a console takes a millisecond for each
+            stream.write(f"{line}\n")  # a console takes a millisecond per line, and a report may have thousands
     write_foot(console, foot)
 
 
 def console_for(stream: TextIO, table: Table) -> Console:
     """Return a console for a table, on a terminal or a file: as wide as the table, up to ``WIDTH_OF_A_FILE``.
 
-    In a terminal that is too narrow lines are broken; shortened names and figures would be of no use.
+    A narrow terminal wraps lines, because shortened names and figures would be useless.
     """
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_OF_A_FILE)
     wanted = Measurement.get(console, console.options.update(max_width=WIDTH_OF_A_FILE), table).maximum
@@ -253,7 +253,7 @@ def _table(report: FleetReport, top: int | None, form: Form) -> Iterator[tuple[s
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
-    """Return a line with names to the left and numbers to the right."""
+    """Return a line with names aligned left and numbers aligned right."""
     padded = []
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         space = " " * (width - cell_len(cell))
@@ -262,7 +262,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
 
 
 def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> None:
-    """Write one document in UTF-8, light or dark as the reader's device is."""
+    """Write one HTML document in UTF-8, in the light or dark scheme of the reader's device."""
     digits = hour_digits(report.trust.capacity_seconds)
     shown, columns = rows(report, top), list(number_columns(report, "html"))
     currencies = [(f"Cost {currency}", parts(report, currency), 2, 1.0) for currency in report.currencies]
@@ -283,14 +283,14 @@ def write_html(report: FleetReport, stream: TextIO, top: int | None = None) -> N
 
 
 def _length(row: ReportRow, report: FleetReport) -> float:
-    """Return the length of a row's bar: its money if there is one currency, else its hours."""
+    """Return the length of a row's bar: its money if there is one currency, otherwise its hours."""
     if len(report.currencies) == 1:
         return row.line.figures.money_in(report.currencies[0]).total
     return row.line.figures.seconds.total
 
 
 def write_json(report: FleetReport, stream: TextIO) -> None:
-    """Write one object, each line of ``lines`` on a line of its own."""
+    """Write one JSON object, with each element of ``lines`` on a separate line."""
     for number, (key, value) in enumerate(document_without_lines(report).items()):
         stream.write(f"{',' if number else '{'}\n  {_text(key)}: ")
         if key != "lines":
@@ -312,21 +312,22 @@ def _text(value: object) -> str:
 
 
 _KEYS = {"namespace": "owner_namespace", "kind": "owner_kind", "workload": "owner_name"}
-"""Names of columns that differ from those of the dimensions."""
+"""Names of columns that differ from their dimensions."""
 MONEY_DIGITS, HOUR_DIGITS, _RATIO_DIGITS = 2, 3, 4
-"""Decimals in CSV; JSON is not rounded."""
+"""Decimals in CSV; values in JSON are not rounded."""
 CSV_HOURS = ("gpu_hours", *(f"{name}_hours" for name in STATE_COLUMNS), "unpriced_hours")
 CSV_MONEY = ("cost", *(f"{name}_cost" for name in STATE_COLUMNS))
 CsvCells = dict[str, str | float]
-"""A row by column."""
+"""Cells of a row, by column."""
 
 
 def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) -> None:
-    """Write a row for each owner, rounded; empty is not known, or summed over.
+    """Write a row for each owner, with rounded values; an empty cell is unknown or summed over.
 
-    With notes there are the columns ``record``, ``ratio`` and ``remark``, and after the rows ``Owner`` those of
-    ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (what the
-    lines lack of it), ``Coverage`` (``ratio`` and in ``remark`` of what), ``Failure``, ``Note``, ``Source`` and others.
+    With notes, CSV has the columns ``record``, ``ratio`` and ``remark``. After the rows ``Owner`` come the rows
+    ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (capacity
+    without a line), ``Coverage`` (``ratio``, with its meaning in ``remark``), ``Failure``, ``Note``, ``Source`` and
+    others.
     """
     kinds = dict.fromkeys((*CSV_MONEY, *money_kinds(report)))
     money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]
@@ -355,12 +356,12 @@ def _csv_lines(report: FleetReport) -> Iterator[CsvCells]:
 
 
 def _columns(report: FleetReport) -> tuple[Dimension, ...]:
-    """Return what names a line: every dimension, and the labels of the question."""
+    """Return the dimensions that name a line: all dimensions, and the labels of the question."""
     return (*DIMENSIONS, *(name for name in report.question.by if name.startswith(LABEL)))
 
 
 def _figures(report: FleetReport, line: ReportLine) -> CsvCells:
-    """Return hours, energy, ratios and money by column, rounded; an unknown value has no cell."""
+    """Return hours, energy, ratios and money by column, rounded; unknown values are left out."""
     figures = line.figures
     seconds = {"gpu": figures.seconds.total, **line.by_state()}
     seconds["unpriced"] = figures.unpriced_seconds
@@ -419,11 +420,11 @@ def write_fleet(
     """Write the report.
 
     Args:
-        report: What is written.
+        report: Report to write.
         form: One of ``FLEET_FORMATS``.
-        stream: Takes UTF-8 text.
-        top: How many owners' lines ``table``, ``funnel`` and ``html`` show before they sum up the rest.
-        with_notes: CSV has more than owners' lines, too.
+        stream: Stream for UTF-8 text.
+        top: Maximum number of owners' lines in ``table``, ``funnel`` and ``html``; one line sums the rest.
+        with_notes: Whether CSV has other lines in addition to owners' lines.
     """
     if form in {"table", "funnel"}:
         write_table(report, stream, "FLEET", f"GPU cost, {_period(report)}", remarks(report), top=top, form=form)

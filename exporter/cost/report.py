@@ -1,4 +1,4 @@
-"""Builds the report of a fleet's ledger: lines per dimension, Unallocated apart, coverage."""
+"""Builds the report of a fleet's ledger: lines by dimension, separate lines without an owner, coverage."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,74 +13,74 @@ from exporter.model.formatting import percent_down
 from exporter.model.ledger import state_columns
 
 NO_MATCH = "nothing matches"
-"""Begins the note of a report whose filters leave nothing."""
+"""Beginning of the note of a report whose filters exclude everything."""
 RATIOS = ("active_ratio", "effective_ratio", "profiled_ratio")
-"""Ratios of the states of a line."""
+"""Names of the ratios of a line."""
 ShareIdle = Literal["none", "even", "weighted"]
-"""What becomes of money that no owner's GPUs cost: shown apart, spread evenly over owners, or by their own money."""
+"""Treatment of money without an owner: separate lines, spread evenly over owners, or by their own money."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a report is asked for, apart from its window."""
+    """The settings of a report, without its window."""
 
     by: tuple[Dimension, ...] = ()
     """Dimensions of the lines."""
     filters: Filters = field(default_factory=Filters)
-    """Of dimensions that the ledger does not have, its source has kept what was asked for."""
+    """Filters on lines; the source has applied those on dimensions that the ledger lacks."""
     share_idle: ShareIdle = "none"
     """See ``spread``."""
     share_unallocated: bool = False
-    """Unallocated and Unattributed money is spread, too, in the manner of ``share_idle``."""
+    """Whether money of Unattributed is spread in addition to Unallocated, in the manner of ``share_idle``."""
     with_series: bool = False
-    """Each line also has its figures of each chunk."""
+    """Whether each line also has its figures per chunk."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether money without an owner is to be spread."""
+        """Whether money without an owner is spread over owners."""
         return self.share_idle != "none"
 
 
 def _cost(figures: Figures, currency: str) -> float | None:
-    """Return the cost in a currency; 0 where nothing was paid in it, ``None`` where there was no price."""
+    """Return the cost in a currency; 0 if nothing was paid in it, ``None`` without a price."""
     money = figures.money.get(currency)
     return money.total if money else None if figures.unpriced_seconds and not figures.money else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLine:
-    """One line. ``key`` has the dimensions of the report, and ``kind`` if the line has no owner."""
+    """One line of a report. ``key`` has the dimensions of the report, and ``kind`` if the line has no owner."""
 
     key: LineKey
     figures: Figures
     shared: Mapping[str, float] = field(default_factory=dict)
-    """By currency: money of others (idle, Unallocated) that was spread onto this line; not in ``figures``."""
+    """Money of lines without an owner that was spread onto this line, by currency; not included in ``figures``."""
     charged: Mapping[str, float] = field(default_factory=dict)
-    """By currency: own and shared money in whole hundredths, which sum to the total's; empty where none is spread."""
+    """Own and shared money in whole hundredths, by currency, which sum to the total's; empty if no money is spread."""
     series: tuple[Figures, ...] = ()
-    """Figures of each chunk of the report's ``periods``; empty where they were not asked for."""
+    """Figures per chunk of the report's ``periods``; empty if they were not requested."""
     before: Figures = NOTHING
-    """Figures of the period before, where the report is compared with it."""
+    """Figures of the previous period, if the report is compared with it."""
     owned: Figures | None = None
-    """Of a total: the part of its figures that has an owner. ``None`` of every other line."""
+    """Figures of owners in a total; ``None`` for any other line."""
 
     @property
     def states(self) -> Figures | None:
-        """Figures of active, idle and unknown time; ``None`` without an owner, which has no idle time."""
+        """Figures by state; ``None`` for a line without an owner, which has no idle time."""
         return None if self.key.is_apart else self.owned or self.figures
 
     def by_state(self, currency: str | None = None) -> Mapping[str, float | None]:
-        """Return the seconds, or the money in a currency, by ``STATE_COLUMNS``; ``None`` is not known."""
+        """Return the seconds, or the money in a currency, by ``STATE_COLUMNS``; ``None`` if unknown."""
         if (states := self.states) is None:
             return state_columns(None)
         return state_columns(states.seconds if currency is None else states.money.get(currency))
 
     def ratio(self, name: str) -> float | None:
-        """Return one of ``RATIOS``; ``None`` without an owner, or where nothing was measured."""
+        """Return a ratio of ``RATIOS``; ``None`` without an owner or without measurements."""
         return getattr(self.states.seconds, name) if self.states else None
 
     def change(self, currency: str) -> tuple[float | None, float | None]:
-        """Return the cost of the period before, and the difference; ``None`` without a price or without any cost."""
+        """Return the cost of the previous period, and the change; ``None`` without a price or without any cost."""
         if currency not in self.figures.money and currency not in self.before.money:
             return None, None
         then, now = _cost(self.before, currency), _cost(self.figures, currency)
@@ -88,7 +88,7 @@ class ReportLine:
 
 
 def sum_line(key: LineKey, lines: Sequence[ReportLine]) -> ReportLine:
-    """Return one line for several, with their periods where all have them."""
+    """Return the sum of several lines, with their series."""
     if len(lines) == 1:
         return replace(lines[0], key=key)
     periods = zip(*(line.series for line in lines), strict=True)
@@ -113,60 +113,60 @@ def money_sums(many: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """How far a report can be trusted; at the foot of every format."""
+    """Coverage and completeness of a report; every format shows them at its foot."""
 
     capacity_seconds: float
-    """GPU-seconds that were metered; all lines must sum to it."""
+    """Metered GPU-seconds; all lines must sum to this."""
     missing_seconds: float
-    """What the lines lack of it (negative: have too much); 0 within rounding, or something is wrong."""
+    """Capacity without a line (negative: surplus of the lines); 0 within rounding. Any other value shows a fault."""
     expected_hours: int
-    """Hours of the window, times clusters; those of a cluster that is new only from its first chunk on."""
+    """Hours of the window, times clusters; hours of a new cluster count from its first chunk on."""
     recorded_hours: int
-    """For how many of them the ledger was recorded."""
+    """Expected hours with a recorded ledger."""
     activity_coverage_ratio: float | None
-    """Part of the held GPU-seconds whose activity was measured; ``None`` where nothing was held."""
+    """Part of the held GPU-seconds whose activity was measured; ``None`` if nothing was held."""
     price_coverage_ratio: float | None
-    """Part of all GPU-seconds that had a price; ``None`` where there are none."""
+    """Part of all GPU-seconds with a price; ``None`` without GPU-seconds."""
     failures: tuple[Failure, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def period_coverage_ratio(self) -> float | None:
-        """Part of the hours that were recorded; ``None`` of a window without hours."""
+        """Part of the hours that were recorded; ``None`` for a window without hours."""
         return self.recorded_hours / self.expected_hours if self.expected_hours else None
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing: every query is answered, every second is on a line."""
+        """Whether nothing is missing: no query failed, and the lines sum to capacity."""
         return not self.failures and not self.missing_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class FleetReport:
-    """Lines sorted by money, dearest first, then by time; ``held`` have an owner, ``apart`` have none."""
+    """Lines sorted by money, dearest first, then by time; ``held`` have an owner, ``apart`` do not."""
 
     window: Window
     question: Question
     held: tuple[ReportLine, ...]
     apart: tuple[ReportLine, ...]
-    """``Unattributed`` and ``Unallocated``, in this order, split by those of the dimensions that they have."""
+    """Lines of ``Unattributed`` and ``Unallocated``, in this order, split by the dimensions that they have."""
     total: Figures
-    """Of held and apart."""
+    """Total of ``held`` and ``apart``."""
     owned: Figures
-    """Of held alone: every total of active, idle and unknown time is of owners."""
+    """Total of ``held``; totals of active, idle and unknown time include only owners."""
     periods: tuple[Window, ...] = ()
-    """Of ``ReportLine.series``."""
+    """Periods of ``ReportLine.series``."""
     trust: Trust
     engine: str
     simulated: bool
     prices: str = ""
-    """Which prices the money is at: empty for those of the time of use, else the price book of a re-pricing."""
+    """Description of the price book of a re-pricing; empty for prices of the time of use."""
     before: "FleetReport | None" = None
-    """Of the period before, for a calendar period; ``None`` where there is nothing to compare with."""
+    """Report of the previous period, for a calendar period; ``None`` without a comparison."""
 
     @property
     def currencies(self) -> tuple[str, ...]:
-        """Every currency in which something was priced, in the order of the alphabet."""
+        """Currencies with priced time, in alphabetical order."""
         return tuple(sorted(self.total.money))
 
     @property
@@ -182,7 +182,7 @@ class FleetReport:
 
 
 _PER_UNIT, _HALF = 100, 0.5 + 1e-6
-"""Money is spread in hundredths, whatever the currency's smallest coin is."""
+"""Units of spread money: hundredths, whatever the smallest coin of the currency is."""
 _NARROWER: tuple[frozenset[Dimension], ...] = (
     frozenset({"cluster", "pool", "model", "node"}),
     frozenset({"cluster", "pool", "model"}),
@@ -190,21 +190,21 @@ _NARROWER: tuple[frozenset[Dimension], ...] = (
     frozenset({"cluster", "model"}),
     frozenset({"cluster"}),
 )
-"""Whose owners pay for what was free in a place: that place's; where it had none, a wider one's; never another
-cluster's."""
+"""Dimensions by which owners pay for unallocated time: owners of the same place; if there are none, of a wider one;
+never of another cluster."""
 
 
 def spread(report: FleetReport) -> FleetReport:
-    """Return the report with ``shared`` and ``charged`` of its lines; shared sums to 0 over all lines.
+    """Return the report with ``shared`` and ``charged`` of its lines; the ``shared`` values sum to 0 over all lines.
 
-    Where the dimensions tell places apart (cluster, pool, model, node), the owners of a place pay for what was free
-    there. ``share_idle`` spreads Unallocated: GPUs without a holder, which other tools call idle; ``even`` over lines,
-    or ``weighted`` by their own money (where they have none in the currency by their GPU-seconds). What an owner held
-    and did not use stays the owner's. With ``share_unallocated`` Unattributed is spread, too, so that all that has no
-    owner is.
+    If the dimensions distinguish places (cluster, pool, model, node), the owners of a place pay for its unallocated
+    time. ``share_idle`` spreads Unallocated, GPUs without a holder, which other tools call idle: ``even`` over lines,
+    or ``weighted`` by their own money (without money in the currency, by their GPU-seconds). Idle time of an owner
+    stays with the owner. With ``share_unallocated``, Unattributed is spread as well, so that all money without an owner
+    is.
 
-    ``shared`` of owners' lines are whole hundredths, that of the others is what was taken from them: all but what is
-    less than half a hundredth. Money without an owner to pay it stays where it is.
+    ``shared`` of an owner's line is in whole hundredths; ``shared`` of any other line is the amount taken from it: all
+    but less than half a hundredth. Money without an owner to pay it stays on its line.
     """
     question, held = report.question, report.held
     if not question.is_shared:
@@ -252,7 +252,7 @@ def _take(
 
 
 def _weights(lines: Sequence[ReportLine], currency: str) -> list[float]:
-    """Return the lines' money; without any their GPU-seconds, and without these equal weights."""
+    """Return the lines' money; without money, their GPU-seconds; without both, equal weights."""
     money = [max(0.0, line.figures.money_in(currency).total) for line in lines]
     if any(money):
         return money
@@ -265,21 +265,21 @@ def _units(hundredths: Mapping[str, int]) -> dict[str, float]:
 
 
 def divide(whole: int, weights: Sequence[float]) -> list[int]:
-    """Return whole parts in proportion to weights that sum to the whole; the largest remainders are rounded up.
+    """Divide a number into whole parts in proportion to weights; the parts with the largest remainders are rounded up.
 
     Args:
-        whole: What is divided, not negative.
-        weights: At least one, none negative, not all 0; of equal remainders the first is rounded up.
+        whole: Number to divide, not negative.
+        weights: At least one, none negative, not all 0; of equal remainders, the first is rounded up.
     """
     total = sum(weights)
     return settled([whole * (weight / total) for weight in weights], whole)
 
 
 def close(amounts: Sequence[float]) -> list[float]:
-    """Return amounts in hundredths, rounded such that they sum to their rounded sum: a bill that closes to the cent.
+    """Round amounts to hundredths so that they sum to their rounded sum: a bill that adds up to the cent.
 
-    The largest remainders are rounded up; an amount of less than half a hundredth, as what is left of a line that was
-    spread, is 0 as long as others can bear the difference.
+    The largest remainders are rounded up. An amount below half a hundredth, such as the rest of a line that was spread,
+    becomes 0 if the other amounts can take the difference.
     """
     hundredths = [amount * _PER_UNIT for amount in amounts]
     parts = settled(hundredths, round(sum(hundredths)), [abs(value) <= _HALF for value in hundredths])
@@ -290,11 +290,11 @@ Exact = TypeVar("Exact", float, Decimal)
 
 
 def settled(exact: Sequence[Exact], whole: int, small: Sequence[bool] = ()) -> list[int]:
-    """Return the values rounded down or up such that they sum to the whole: largest remainders up, ``small`` last."""
+    """Round the values down or up so that they sum to ``whole``: largest remainders up, values of ``small`` last."""
     small = small or [not value for value in exact]
     parts = [0 if is_small else floor(value) for value, is_small in zip(exact, small, strict=True)]
     order = sorted(range(len(parts)), key=lambda index: (small[index], parts[index] - exact[index]))
-    # Rounding of floats may leave a little more than a unit for each part, or take one too many.
+    # Rounding of floats may leave more than one unit per part, or take one unit too many.
     while left := whole - sum(parts):
         for index in order[:left] if left > 0 else [index for index in order if parts[index]][left:]:
             parts[index] += 1 if left > 0 else -1
@@ -309,8 +309,8 @@ def make_report(ledger: FleetLedger, question: Question, prices: str = "") -> Fl
 
     Args:
         ledger: At ``dimensions_of(question.by)`` or finer.
-        question: What is asked for.
-        prices: Which prices the money is at, where it is not at those of the time of use.
+        question: Settings of the report.
+        prices: Description of the prices; empty for prices of the time of use.
     """
     lines, seconds = _gather(ledger, question)
     held = [line for line in lines if not line.key.is_apart]
@@ -333,11 +333,11 @@ def make_report(ledger: FleetLedger, question: Question, prices: str = "") -> Fl
 
 
 def in_period(report: FleetReport, period: Window) -> FleetReport:
-    """Return the report of a period; how far to trust it is said of the whole.
+    """Return the report of a period; ``trust`` stays that of the whole report.
 
     Args:
-        report: Read ``with_series``.
-        period: Of whole chunks of the report.
+        report: Report with series.
+        period: Period of whole chunks of the report.
     """
     chosen = [
         index
@@ -357,11 +357,11 @@ def in_period(report: FleetReport, period: Window) -> FleetReport:
 
 
 KNOWN_RATIO = 0.99
-"""So much of an earlier period must have been recorded, or its money is not compared with."""
+"""Least recorded part of an earlier period for a comparison."""
 
 
 def compared(report: FleetReport, earlier: FleetReport) -> FleetReport:
-    """Return the report with the one of the period before; with a note where that is not known well enough."""
+    """Return the report with the previous one for comparison; a note gives the reason if that one is incomplete."""
     covered, name = earlier.trust.period_coverage_ratio or 0.0, earlier.window.label
     if covered >= KNOWN_RATIO and earlier.trust.whole:
         report = replace(report, before=earlier)
@@ -376,14 +376,14 @@ def compared(report: FleetReport, earlier: FleetReport) -> FleetReport:
 
 
 def figures_before(report: FleetReport) -> Callable[[LineKey], Figures]:
-    """Return what gives a line's figures of the period before: nothing where it had no line then."""
+    """Return a function that returns the figures of a line in the previous period; zero without a line."""
     earlier = report.before
     known = {line.key: line.figures for line in (*earlier.held, *earlier.apart)} if earlier else {}
     return lambda key: known.get(key, NOTHING)
 
 
 def _gather(ledger: FleetLedger, question: Question) -> tuple[list[ReportLine], list[float]]:
-    """Return the lines that are asked for, and of each chunk the seconds of what the filters keep."""
+    """Return the requested lines, and for each chunk the seconds that the filters keep."""
     wanted, with_series = with_parts(question.by), question.with_series
     kept = question.filters.only(ledger.dimensions)
     groups: dict[LineKey, LineKey | None] = {}
@@ -416,8 +416,8 @@ def _gather(ledger: FleetLedger, question: Question) -> tuple[list[ReportLine], 
 
 
 def rank(line: ReportLine) -> tuple[float, float, LineKey]:
-    """Order lines by money, dearest first, then by time."""
-    # Currencies cannot be compared; a fleet mostly has one, and then this is the order of money.
+    """Return the sort key of a line: money, dearest first, then time."""
+    # Currencies cannot be compared; a fleet mostly has a single one, for which this is the order of money.
     cost = sum(money.total for money in line.figures.money.values())
     return (-cost, -line.figures.seconds.total, line.key)
 
@@ -457,7 +457,7 @@ def _trust(
 
 
 def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
-    """Return which of the labels no line has, and which labels exist; empty if all are known."""
+    """Return a note on requested labels that no line has, with the existing labels; empty if all are known."""
     missing = sorted(set(label_keys(asked)) - ledger.label_keys)
     if not missing or not any(chunk.capacity_seconds for chunk in ledger.chunks):
         return ""
@@ -466,9 +466,9 @@ def unknown_labels(ledger: FleetLedger, asked: Iterable[Dimension]) -> str:
 
 
 def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
-    """Return when the hours of each cluster begin: a new cluster has none before its first chunk.
+    """Return the start of the hours of each cluster: hours of a new cluster count from its first chunk on.
 
-    What no cluster has is missing, rather than too early for all of them.
+    Hours before the first chunk of any cluster count as missing.
     """
     firsts: dict[str, int] = {}
     for chunk in ledger.chunks:
@@ -483,7 +483,7 @@ def _starts(ledger: FleetLedger, clusters: set[str]) -> list[int]:
 def _conservation(
     ledger: FleetLedger, seconds: Sequence[float], clusters: set[str], *, is_whole: bool
 ) -> tuple[float, float]:
-    """Return capacity, and what the lines lack of it; a chunk with unanswered queries is a failure, not a lack."""
+    """Return capacity, and the part of it without a line; a chunk with failed queries is a failure, not missing."""
     capacity = missing = 0.0
     for chunk, of_lines in zip(ledger.chunks, seconds, strict=True):
         metered = sum(some for cluster, some in chunk.capacity_seconds.items() if cluster in clusters)

@@ -22,12 +22,12 @@ from exporter.model.ledger import NO_SECONDS, ByState
 
 HOURS_OF_A_DAY = 24
 GRACE_HOURS = 48
-"""How long missing hours may still come, from a Prometheus that catches up or a rule that is backfilled."""
+"""Hours in which missing hours may still arrive, from a Prometheus that catches up or a rule that is backfilled."""
 ALL_OF_A_DAY: frozenset[Dimension] = frozenset(LineKey._fields)
-"""Dimensions that a day is kept at: every one."""
+"""Dimensions of a stored day: all of them."""
 ENGINE = "store of closed days"
 SKEW_SECONDS = 3600.0
-"""How far the clock may be behind the newest closing; with a larger difference nothing is closed."""
+"""Largest accepted lag of the clock behind the newest closing; no day is closed with a larger lag."""
 _MOST_PROBLEMS = 20
 
 
@@ -36,33 +36,33 @@ class ClosedDay(NamedTuple):
 
     window: Window
     version: int
-    """Number of its version, 1 for a day that was closed once."""
+    """Number of the version; 1 for a day that was closed once."""
     recorded_hours: int
-    """Of the cluster that has the fewest; below 24 the day was closed with gaps."""
+    """Recorded hours of the cluster with the fewest; below 24, the day was closed with gaps."""
     simulated: bool
     reopened: str
-    """Why it is read again; this version holds until then. Empty if it is not reopened."""
+    """Reason for reopening; this version stays valid until the next closing. Empty if the day is not reopened."""
 
 
 class DayVersion(NamedTuple):
-    """The result of closing a day; a day that was closed again has several, and the last one holds."""
+    """The result of closing a day; a day may have several versions, of which the last is valid."""
 
     number: int
     closed_at_seconds: float
     closed_by: str
     reason: str
-    """Why it was closed again; empty for the first."""
+    """Reason for closing again; empty for the first version."""
     engine: str
-    """Where it was read."""
+    """Source of the ledger."""
     lines: int
     figures: Figures
-    """Of all lines, Unallocated and Unattributed, too."""
+    """Total of all lines, including Unallocated and Unattributed."""
     recorded_hours: Mapping[str, int]
-    """By cluster."""
+    """Recorded hours by cluster."""
 
 
 def day_window(start_seconds: int) -> Window:
-    """Return the UTC day that begins then; its label is the date."""
+    """Return the UTC day that begins at a Unix time; its label is the date."""
     return Window(start_seconds=start_seconds, end_seconds=start_seconds + DAY_SECONDS, label=day_name(start_seconds))
 
 
@@ -73,21 +73,21 @@ def is_day(window: Window) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DayStore:
-    """An SQLite file of closed days. Any number of processes and threads may read it, one process closes days.
+    """An SQLite file of closed days. Any number of processes and threads may read it; one process closes days.
 
-    Every method takes as long as the disk: call it with ``asyncio.to_thread``, not on an event loop. It may be called
-    from any thread, has a connection of its own, and raises StoreError where the file cannot be read or written. What
-    it changes is on the disk when it returns, or not at all.
+    Every method blocks on the disk: call it with ``asyncio.to_thread``, not on an event loop. Methods may be called
+    from any thread, open their own connection, and raise StoreError if the file cannot be read or written. A method
+    either writes all of its changes to the disk, or none.
     """
 
     path: Path
 
     @contextmanager
     def writing(self, now: float) -> Iterator[Self]:
-        """Keep other processes from closing days; the file is made where there is none, checked and upgraded.
+        """Lock the store against other writers; the file is created if it is missing, checked and upgraded.
 
         Args:
-            now: Unix time, shown to other writers meanwhile.
+            now: Unix time, shown to other writers during the lock.
 
         Raises:
             StoreError: ``in_use``, ``damaged`` (set aside; the next try starts a new store), ``newer``,
@@ -107,20 +107,20 @@ class DayStore:
         accept_gaps: bool = False,
         accept_less: bool = False,
     ) -> int:
-        """Keep a UTC day for good, within ``writing``, and return the number of its version, 1 for the first.
+        """Store a UTC day, within ``writing``, and return the number of its version, 1 for the first.
 
         Args:
-            ledger: Of that day, read at ``ALL_OF_A_DAY``, with one chunk or none.
-            now: Unix time; the day must be over.
+            ledger: Ledger of that day at ``ALL_OF_A_DAY``, with at most one chunk.
+            now: Unix time; the day must have ended.
             by: User or service that closes it.
-            reason: Why a day is closed again, if it was not reopened with a reason.
+            reason: Reason for closing again, if the day was not reopened with a reason.
             accept_gaps: Whether hours of the day may be missing.
-            accept_less: Whether a reopened day may have fewer hours than before: Prometheus forgets.
+            accept_less: Whether a reopened day may have fewer hours than before, because Prometheus deletes old data.
 
         Raises:
             StoreError: ``not_a_day``, ``not_over``, ``clock``, ``not_whole`` (the reading has failures), ``gaps``,
-                ``less``, ``closed`` (before, without a reason), or it cannot be written. The store is as
-                it was.
+                ``less``, ``closed`` (before, without a reason), or the file cannot be written. The store does not
+                change.
         """
         chunk = _day_of(ledger, now, accept_gaps=accept_gaps)
         day = chunk.window.start_seconds // DAY_SECONDS
@@ -142,10 +142,10 @@ class DayStore:
         return int(last) + 1
 
     def reopen(self, day_seconds: int, *, reason: str, by: str, now: float) -> None:
-        """Mark a closed day to be read and closed again; until then its version holds.
+        """Mark a closed day to be read and closed again; its version stays valid until then.
 
         Raises:
-            StoreError: ``no_reason``, ``not_closed``, or it cannot be written.
+            StoreError: ``no_reason``, ``not_closed``, or the file cannot be written.
         """
         name = day_name(day_seconds)
         if not reason.strip():
@@ -159,7 +159,7 @@ class DayStore:
                 raise StoreError("not_closed", f"store: {name} is not closed; see: gpu-cost-exporter store list")
 
     def forget(self, before_seconds: int) -> None:
-        """Delete the days that ended by then, all versions of them."""
+        """Delete all versions of the days that ended at or before ``before_seconds``."""
         day = (before_seconds // DAY_SECONDS,)
         with changing(self.path) as connection:
             for table in ("lines", "capacity", "node_facts"):
@@ -169,7 +169,7 @@ class DayStore:
                 connection.execute(f"DELETE FROM {table} WHERE day < ?", day)  # noqa: S608 - names of tables
 
     def shrink(self) -> None:
-        """Delete names that no line has any more, and give free room back to the disk, within ``writing``."""
+        """Delete names without lines, and return free space to the disk, within ``writing``."""
         with changing(self.path) as connection:
             for table, used in (
                 ("owners", "SELECT owner FROM lines"),
@@ -192,7 +192,7 @@ class DayStore:
             )
 
     def read(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
-        """Return the ledger of the closed days in a window; its other days are in ``failures``."""
+        """Return the ledger of the closed days in a window; ``failures`` lists its other days."""
         pieces = chunks(window)
         with reading(self.path) as connection:
             rows = connection.execute(
@@ -217,7 +217,7 @@ class DayStore:
             )
 
     def restatements(self, day_seconds: int) -> tuple[DayVersion, ...]:
-        """Return all versions of a day, first to last; none if it was never closed."""
+        """Return all versions of a day, first to last; empty if it was never closed."""
         with reading(self.path) as connection:
             rows = connection.execute(
                 "SELECT id, number, closed_at, closed_by, reason, engine, lines FROM versions WHERE day = ?"
@@ -233,7 +233,7 @@ class DayStore:
             return tuple(found)
 
     def check(self) -> tuple[str, ...]:
-        """Return the problems of the file, one line each; reads all of it."""
+        """Return the problems of the file, one line each; reads the whole file."""
         with reading(self.path) as connection:
             words = (row[0] for row in connection.execute(f"PRAGMA integrity_check({_MOST_PROBLEMS})"))
             if found := [f"damaged: {' '.join(str(one).split())}" for one in words if one != "ok"]:
@@ -264,7 +264,7 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
     """Return the day to close.
 
     Raises:
-        StoreError: It must not be closed.
+        StoreError: The day must not be closed.
     """
     window = ledger.window
     name = day_name(window.start_seconds)
@@ -292,7 +292,7 @@ def _of_cluster(name: str) -> str:
 
 
 def _refuse_less(connection: Connection, chunk: Chunk) -> None:
-    """Refuse a day with fewer hours than the closed one has.
+    """Raise an error for a day with fewer hours than its closed version.
 
     Raises:
         StoreError: ``less``.
@@ -313,7 +313,7 @@ def _refuse_less(connection: Connection, chunk: Chunk) -> None:
 
 
 def _refuse_lost_clusters(connection: Connection, chunk: Chunk) -> None:
-    """Refuse a day without an hour of a cluster that the newest day before it has.
+    """Raise an error for a day without hours of a cluster that the newest day before it has.
 
     Raises:
         StoreError: ``gaps``.
@@ -340,9 +340,9 @@ def _failure(piece: Window) -> Failure:
 
 _STATES = ByState.__slots__
 _FIGURES = (*_STATES, "unpriced", "energy", *(f"{state}_cost" for state in _STATES))
-"""Columns of a line's figures: by state, two that are not, and money by state."""
+"""Columns of a line's figures: time by state, unpriced time, energy, and money by state."""
 _FACTS = ("instance_type", "capacity_type", "region", "gpu_product")
-"""Columns of a node's facts, as ``NodeFacts`` has them."""
+"""Columns of a node's facts: the fields of ``NodeFacts``."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "owners": ("namespace", "kind", "workload", "team", "labels"),
     "sorts": ("pool", "model", "mode"),
@@ -350,9 +350,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "currencies": ("code",),
     "facts": _FACTS,
 }
-"""Columns of the tables in which each combination of names has an id."""
+"""Columns of the tables that give each combination of names an id."""
 _ID = {"owners": "owner", "sorts": "sort", "nodes": "node"}
-"""The column of ``lines`` with an id of the table."""
+"""Column of ``lines`` with the id, by table."""
 _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
     "node" if column == "name" else column: (table, column) for table in _ID for column in _NAMES[table]
 }
@@ -360,7 +360,7 @@ _COLUMNS: Mapping[Dimension, tuple[str, str]] = {
 
 
 def _interned(connection: Connection, table: str) -> Callable[..., int]:
-    """Return a function that gives the id of a row's names, and makes a missing row; for one transaction."""
+    """Return a function that returns the id of names and inserts a missing row; for one transaction."""
     columns = _NAMES[table]
     where = " AND ".join(f"{column} = ?" for column in columns)
     select = f"SELECT id FROM {table} WHERE {where}"  # noqa: S608 - names are bound
@@ -386,13 +386,13 @@ _LINE = ("version", "owner", "currency", "sort", "node", *_FIGURES)
 def _write(
     connection: Connection, ledger: FleetLedger, chunk: Chunk, head: tuple[int, int, float, str, str, str, bool]
 ) -> None:
-    """Add a version of a day and make it the one that holds.
+    """Add a version of a day and make it the valid one.
 
     Args:
-        connection: Within a transaction.
-        ledger: What the day was read as.
+        connection: Connection within a transaction.
+        ledger: Ledger of the day.
         chunk: The day, at full dimensions.
-        head: Day and number of the version; when, by whom and why it is closed; its engine, and whether simulated.
+        head: Day and number of the version; time, author and reason of the closing; engine; whether simulated.
     """
     lines = {key: figures for key, figures in chunk.lines.items() if not figures.is_empty}
     allocated = sum(figures.seconds.total for figures in lines.values())
@@ -406,7 +406,7 @@ def _write(
         ],
     )
     ids = {table: _interned(connection, table) for table in _NAMES}
-    # In the order of the key: the pages of the table are filled one after the other.
+    # In the order of the key, so that pages of the table are filled one after another.
     connection.executemany(_insert("lines", _LINE), sorted(_rows(version, lines, ids), key=itemgetter(1, 2, 3, 4)))
     connection.executemany(
         "INSERT INTO node_facts VALUES (?, ?, ?)",
@@ -447,7 +447,7 @@ def _chunk(connection: Connection, version: int, day: Window, lines: Mapping[Lin
 
 
 def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tuple[str, str], NodeFacts]]:
-    """Yield the facts of every node, oldest first: those of its newest day replace the others."""
+    """Yield the facts of every node, oldest day first, so that newer facts replace older ones."""
     for version in versions:
         rows = connection.execute(
             f"SELECT cluster, name, {', '.join(_FACTS)} FROM node_facts"  # noqa: S608 - names of columns
@@ -459,16 +459,16 @@ def _nodes(connection: Connection, versions: Iterable[int]) -> Iterator[tuple[tu
 
 
 def _labels(connection: Connection) -> list[str]:
-    """Return every combination of cost labels that a line of the store has."""
+    """Return every combination of cost labels in the store."""
     return [labels for (labels,) in connection.execute("SELECT DISTINCT labels FROM owners")]
 
 
 def _sums(
     connection: Connection, versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> dict[int, dict[LineKey, Figures]]:
-    """Return the lines of each version that the filters keep, summed over the dimensions that are not asked for.
+    """Return the lines of each version that the filters keep, summed over dimensions that are not requested.
 
-    A workload comes with namespace and kind, as from Prometheus.
+    ``workload`` adds ``namespace`` and ``kind``, as in a ledger from Prometheus.
     """
     if "workload" in dimensions:
         dimensions |= {"namespace", "kind"}
@@ -479,7 +479,7 @@ def _sums(
         filters = Filters(wanted={**others, "labels": frozenset(kept)})
     question, values = _question(versions, dimensions, filters)
     found: dict[int, dict[LineKey, Figures]] = {version: {} for version in versions}
-    once: dict[str, str] = {}  # SQLite makes every name again, and 10^5 lines have the same few thousand
+    once: dict[str, str] = {}  # SQLite creates each name again, and 10^5 lines share a few thousand names
     keys = len(LineKey._fields)
     for version, *row in connection.execute(question, values):
         key = LineKey(*[once.setdefault(name, name) for name in row[:keys]])
@@ -493,9 +493,9 @@ def _sums(
 def _question(
     versions: Sequence[int], dimensions: frozenset[Dimension], filters: Filters
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the query and its values. It groups by ids first: names are looked up once per group, not per row."""
+    """Return the query and its values. It groups by ids first, so that names are looked up per group, not per row."""
     tables = ["owners", *(t for t in ("sorts", "nodes") if any(_COLUMNS[d][0] == t for d in dimensions))]
-    # In the order in which lines lie: what is asked for most is summed as it is read.
+    # In the storage order of lines, so that the most frequent sums need no sorting.
     ids = ", ".join(("version", "owner", "currency", *(_ID[table] for table in tables[1:])))
     where, values = ["version IN (SELECT value FROM json_each(?))"], [json.dumps(list(versions))]
     for dimension, wanted in sorted(filters.wanted.items()):
@@ -507,11 +507,11 @@ def _question(
     sums = ", ".join(f"sum({name}) AS {name}" for name in _FIGURES)
     joins = " ".join(f"JOIN {table} ON {table}.id = grouped.{_ID[table]}" for table in tables)
     figures, group = ", ".join(_FIGURES), ""
-    if "workload" not in dimensions:  # else there is next to nothing left to sum
+    if "workload" not in dimensions:  # otherwise almost no rows are left to sum
         figures = sums
         group = "GROUP BY " + ", ".join(str(number) for number in range(1, len(LineKey._fields) + 3))
     names = ", ".join(_name(dimension, dimensions) for dimension in LineKey._fields)
-    # What is put in here is of the tables above; what users ask for is bound.
+    # The inserted text consists of names of the tables above; values of users are bound.
     question = (
         f"WITH grouped AS MATERIALIZED (SELECT {ids}, {sums} FROM lines WHERE {' AND '.join(where)}"  # noqa: S608
         f" GROUP BY {ids}) SELECT version, {names}, currencies.code, {figures} FROM grouped {joins}"
@@ -521,7 +521,7 @@ def _question(
 
 
 def _name(dimension: Dimension, dimensions: frozenset[Dimension]) -> str:
-    """Return where a line's name is; Unallocated and Unattributed are never summed away."""
+    """Return the SQL of a line's name; Unallocated and Unattributed stay separate."""
     if dimension in dimensions:
         return ".".join(_COLUMNS[dimension])
     if dimension != "kind":

@@ -1,4 +1,4 @@
-"""The SQLite file of the store: opens, checks and migrates it, and locks it for one writer."""
+"""Opens, checks and migrates the SQLite file of the store, and locks it for one writer."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ from urllib.parse import quote
 from exporter.errors import StoreError
 
 APPLICATION_ID = 0x47435831
-"""In the file's header, so that no other program's database is taken for a store."""
+"""Value in the file's header that distinguishes a store from databases of other programs."""
 STEPS: tuple[str, ...] = tuple(
     Path(__file__).with_name(f"store_{version}.sql").read_text(encoding="utf-8") for version in (1, 2, 3)
 )
-"""Step n makes a file of version n of one of version n - 1. A step that was released never changes."""
+"""Step n converts a file of version n - 1 to version n. A released step never changes."""
 _BUSY_SECONDS = 10.0
-"""How long a query waits for a short lock of another process, at a checkpoint or a migration."""
+"""Maximum wait of a query for a short lock of another process, at a checkpoint or a migration."""
 _REASONS = {
     "SQLITE_FULL": ("disk_full", "the disk is full: free space there; what was stored before is unharmed"),
     "SQLITE_READONLY": ("read_only", "not writable: give this user the right to write the file and its directory"),
@@ -35,10 +35,10 @@ _REASONS = {
 
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite and of the file as this program's.
+    """Convert errors of SQLite and of the file to a StoreError.
 
     Raises:
-        StoreError: With the file, what is wrong, and the fix.
+        StoreError: Contains the file, the problem and the fix.
     """
     try:
         yield
@@ -56,10 +56,10 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection that sees the store as it is now, also while others write; for one thread.
+    """Yield a connection with a snapshot of the store, independent of other writers; for one thread.
 
     Raises:
-        StoreError: There is none, it is no store, of another version, or cannot be read.
+        StoreError: The file is missing, is not a store, has another version, or cannot be read.
     """
     with _of_this_version(path, "ro") as connection:
         connection.execute("BEGIN")
@@ -68,20 +68,20 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def changing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection within a transaction, for one thread; all of it is on the disk at the end, or nothing.
+    """Yield a connection within a transaction, for one thread; at the end, all changes or none are on the disk.
 
     Raises:
         StoreError: As for ``reading``, or the store cannot be written.
     """
     with _of_this_version(path, "rw") as connection, connection:  # the connection commits, or rolls back
-        # A closed day is not read again: it must be on the disk when closing is reported.
+        # Prometheus may delete the data of a closed day: it must be on the disk when closing is reported.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         yield connection
 
 
 def vacuum(path: Path) -> None:
-    """Give free room back to the disk; needs room for a second copy.
+    """Return free space to the disk; needs space for a second copy.
 
     Raises:
         StoreError: As for ``changing``.
@@ -105,8 +105,8 @@ def _connected(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     """Yield a connection to a store of this version or an older one.
 
     Raises:
-        sqlite3.Error: It is no database, or cannot be read.
-        StoreError: There is none, it is another program's, or newer than this program.
+        sqlite3.Error: The file is not a database, or cannot be read.
+        StoreError: The file is missing, is of another program, or is newer than this program.
     """
     if not path.exists():
         fix = "make it with: gpu-cost-exporter store backfill, or name another file"
@@ -134,14 +134,14 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def prepare(path: Path) -> None:
-    """Make the file where there is none, check it, and bring it to this program's version.
+    """Create the file if it is missing, check it, and upgrade it to this program's version.
 
     Raises:
-        StoreError: It is no store, newer than this program, or cannot be written. One that is damaged is set aside.
+        StoreError: The file is not a store, is newer than this program, or cannot be written. A damaged one is renamed.
     """
     with _errors(path):
         if not path.exists():
-            path.touch(mode=0o600)  # for its owner alone; SQLite gives its log the same mode
+            path.touch(mode=0o600)  # only its owner may read it; SQLite gives its log the same mode
         try:
             with _connected(path, "rw") as connection:
                 problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -157,7 +157,7 @@ def prepare(path: Path) -> None:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring a file to the last version, all steps or none of them."""
+    """Upgrade a file to the last version, by all steps or none of them."""
     version = _version(connection)
     if version == len(STEPS):
         return
@@ -171,7 +171,7 @@ def _upgrade(connection: sqlite3.Connection) -> None:
 
 
 def _set_aside(path: Path, what: str) -> StoreError:
-    """Rename a damaged store and its log, and return the error to raise; nothing is deleted."""
+    """Rename a damaged store and its log, and return the error to raise. No file is deleted."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
@@ -194,10 +194,10 @@ _MOST_CHARACTERS = 500
 
 @contextmanager
 def locked(path: Path, now: float) -> Iterator[None]:
-    """Keep other writers out; the kernel releases the lock of a process that has ended.
+    """Exclude other writers; the kernel releases the lock of a process that has ended.
 
     Raises:
-        StoreError: Another process has it (``in_use``), with its id, machine and time; or it cannot be locked.
+        StoreError: Another process holds the lock (``in_use``, with its id, machine and time), or locking failed.
     """
     with _errors(path):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

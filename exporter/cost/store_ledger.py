@@ -15,15 +15,15 @@ from exporter.cost.window import DAY_SECONDS, HOUR_SECONDS, Window, chunks
 from exporter.errors import PrometheusError, StoreError
 
 _DAYS_AT_ONCE = 31
-"""So that progress is shown, and a long window's lines are not twice in memory."""
+"""Limit of days per reading, so that progress is shown, and the lines of a long window are in memory only once."""
 
 
 class StoreLedger:
-    """Reads closed days from the store and the rest elsewhere: a closed day is what it was when it was closed.
+    """Reads closed days from the store and other days from another source; a closed day does not change.
 
     Args:
-        store: Has the closed days; each question is asked in a thread.
-        rest: Has the other days; without it they are failures.
+        store: Store of the closed days; each query runs in a thread.
+        rest: Source of the other days; without it, these days are failures.
     """
 
     def __init__(self, store: DayStore, rest: LedgerSource | None = None) -> None:
@@ -40,7 +40,7 @@ class StoreLedger:
         """Return the ledger of the window.
 
         Raises:
-            PrometheusError: Nothing of it is in the store, and Prometheus cannot be asked.
+            PrometheusError: The store has no day of the window, and Prometheus cannot be queried.
             StoreError: The store cannot be read.
         """
         closed = {day.window.start_seconds for day in await asyncio.to_thread(self._store.closed_days)}
@@ -70,7 +70,7 @@ class StoreLedger:
 
 
 def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
-    """Return the window in few pieces, each of closed days or of others, and which are closed."""
+    """Return the window in few pieces, each of closed days or of other days, and whether the piece is closed."""
 
     def kind(numbered: tuple[int, Window]) -> tuple[bool, int]:
         number, piece = numbered
@@ -85,7 +85,7 @@ def _runs(window: Window, closed: Collection[int]) -> list[tuple[Window, bool]]:
 
 
 def _of_part(progress: Progress, run: Window, window: Window) -> Progress:
-    """Return what shows progress of a part as progress of the whole, by hours."""
+    """Return a callback that converts the progress of a part to progress of the whole, by hours."""
     before = (run.start_seconds - window.start_seconds) // HOUR_SECONDS
     return lambda done, total: progress(before + (run.hours * done // total if total else 0), window.hours)
 
@@ -99,23 +99,23 @@ def _unread(run: Window, dimensions: frozenset[Dimension], problem: PrometheusEr
 
 
 LAG_HOURS = 2
-"""After midnight, before a day is closed: the last hour is recorded by then, and remote storage has it."""
+"""Hours from midnight to the closing of a day, in which the last hour is recorded and reaches remote storage."""
 MOST_DAYS = 5 * 366
-"""Largest age of the oldest day."""
+"""Maximum age of the oldest day."""
 _LOOK_DAYS = 30
 """Days per query in the search for the oldest day."""
 _OF_THE_DAY = frozenset({"not_whole", "gaps", "less"})
-"""Reasons that concern one day and not the store."""
+"""Reasons of errors that concern one day and not the store."""
 
 
 class NotClosed(NamedTuple):
-    """A day that is over and was not closed."""
+    """A day that has ended and was not closed."""
 
     day_seconds: int
     reason: str
-    """One sentence, with the fix."""
+    """Reason in one sentence, with the fix."""
     waits: bool = False
-    """Whether its hours may still come, or a user can accept that they will not."""
+    """Whether missing hours may still arrive, or a user may accept the gaps."""
 
 
 class Closing(NamedTuple):
@@ -136,21 +136,22 @@ async def close_due_days(
     by: str = "",
     progress: Progress = unseen,
 ) -> Closing:
-    """Close every day that is over and not closed, or reopened, oldest first.
+    """Close every day that has ended and is not closed, or is reopened, oldest first.
 
     Args:
-        store: Within ``writing``.
-        source: Has the days: Prometheus, not the store.
+        store: Store, within ``writing``.
+        source: Source of the days: Prometheus, not the store.
         now: Unix time.
-        from_day: Start of the first day; without one, the day after the oldest that is closed, or in an empty store the
-            oldest that the source has.
-        accept_gaps: Close days of which hours are missing, once ``GRACE_HOURS`` are over.
+        from_day: Start of the first day. By default the day after the oldest closed day; in an empty store, the oldest
+            day of the source.
+        accept_gaps: Whether to close days with missing hours once ``GRACE_HOURS`` have passed.
         by: User or service that closes them.
         progress: Called after each day.
 
     Raises:
-        StoreError: The store cannot be read or written, or the clock is wrong. Days closed before stay closed.
-        PrometheusError: The oldest day must be found, and nothing can be read.
+        StoreError: The store cannot be read or written, or the clock is wrong. Days that are already closed stay
+            closed.
+        PrometheusError: The oldest day is not known, and no query can be answered.
     """
     due = await due_days(store, source, now, from_day=from_day)
     closed: list[int] = []
@@ -177,7 +178,7 @@ async def due_days(
     """Return the starts of the days that ``close_due_days`` would close, oldest first.
 
     Raises:
-        StoreError: The store cannot be read, or it has a day that is not over yet: the clock is wrong.
+        StoreError: The store cannot be read, or it has a day that has not ended yet: the clock is wrong.
         PrometheusError: As for ``close_due_days``.
     """
     known = await asyncio.to_thread(store.closed_days)
@@ -198,12 +199,12 @@ async def due_days(
 
 
 async def oldest_day(source: LedgerSource, end_seconds: int, *, from_day: int = 0) -> int | None:
-    """Return the start of the oldest day with an hour in the source; ``None`` without one.
+    """Return the start of the oldest day with a recorded hour in the source; ``None`` without such a day.
 
-    It looks back to ``from_day``; without that, until 30 days in a row are bare.
+    The search goes back to ``from_day``; by default, it ends at 30 consecutive days without records.
 
     Raises:
-        PrometheusError: A query failed: unread days must not count as bare.
+        PrometheusError: A query failed; unread days must not count as days without records.
     """
     oldest: int | None = None
     first = max(from_day, end_seconds - MOST_DAYS * DAY_SECONDS)

@@ -1,4 +1,4 @@
-"""Periods of reports: windows of whole hours, the words for them, and the calendar."""
+"""Parses and computes the periods of reports: windows of whole hours, and periods of the calendar."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from exporter.model.formatting import day, minute, shown
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
 CHECKPOINT_SECONDS = 1200
-"""An hour is recorded 5 to 20 minutes after its end: at this time no hour is recorded, and the last one has been."""
+"""Time after an hour at which no recording runs; an hour is recorded 5 to 20 minutes after its end."""
 
 
 def last_recorded(now_seconds: float) -> int:
@@ -20,25 +20,25 @@ def last_recorded(now_seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A period, its ends on whole hours UTC; the end is outside of it."""
+    """A period between two whole hours UTC; the end is exclusive."""
 
     start_seconds: int
     end_seconds: int
     label: str = ""
-    """As the user wrote it: ``30d``, ``2026-10``."""
+    """Name of the period, such as the user's text: ``30d``, ``2026-10``."""
 
     @property
     def seconds(self) -> int:
-        """How long it is."""
+        """Length in seconds."""
         return self.end_seconds - self.start_seconds
 
     @property
     def hours(self) -> int:
-        """How many hours it has."""
+        """Length in hours."""
         return self.seconds // HOUR_SECONDS
 
     def meets(self, other: "Window") -> bool:
-        """Return whether the two have a moment in common."""
+        """Return whether the windows overlap."""
         return self.start_seconds < other.end_seconds and other.start_seconds < self.end_seconds
 
 
@@ -68,13 +68,13 @@ _NAMED: dict[str, tuple[Unit, bool]] = {
     "month": ("month", False),
     "lastmonth": ("month", True),
 }
-"""Unit of a period with a name, and whether it is the one before that of now."""
+"""Unit of each named period, and whether the name means the previous one."""
 PERIODS = tuple(_NAMED)
 _A_DAY = timedelta(days=1)
 _FIRST_YEAR, _LAST_YEAR = 2000, 2199
 _LONGEST_DAYS = 3700
 _STRETCH_DAYS = 31
-"""Owners that last are read once: a month in three parts takes a server twice as long as in one."""
+"""Days in one stretch. A month in three stretches takes a server twice as long, as it reads lasting owners again."""
 
 
 class Now(NamedTuple):
@@ -86,16 +86,16 @@ class Now(NamedTuple):
 
 
 def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
-    """Return the period that a text means, cut at the last recorded hour.
+    """Parse a period, and end it at the last recorded hour at the latest.
 
     Args:
-        text: One of the forms in ``ALLOWED``; its label is kept where it is cut.
+        text: One of the forms in ``ALLOWED``; it is the label, even of a shortened window.
         now_seconds: Unix time.
-        zone: Whose days and months are meant, and times without a zone.
+        zone: Time zone of days and months, and of times without a zone.
 
     Raises:
-        ConfigError: It is no window, ends before it begins, lies in the future, is longer than ten years, or begins
-            or ends within an hour UTC, by which the ledger is recorded.
+        ConfigError: The text is not a window, or the window ends before it begins, lies in the future, is longer than
+            ten years, or does not begin and end on whole hours UTC.
     """
     written = text.strip()
     try:
@@ -122,7 +122,7 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
 
 
 def _nearest(text: str) -> str:
-    """Return the end of a message: the period that a text is most like, if any, and the forms of one."""
+    """Return the end of a message: the most similar period, if any, and the allowed forms."""
     back = _LONG_BACK.fullmatch(text.lower())
     word = f"{back[1]}{back[2] or 'd'}" if back else _plain(text)
     return expected(word, (word,) if back else PERIODS, ALLOWED)
@@ -134,9 +134,9 @@ def _plain(text: str) -> str:
 
 
 def last_days(count: int, now: Now) -> tuple[int, int]:
-    """Return the Unix times from the beginning of a day, today being the last of ``count``, to the last recorded hour.
+    """Return start and end of the last ``count`` days, today included, until the last recorded hour, in Unix seconds.
 
-    While no hour of today is recorded, the days before it are meant.
+    While no hour of today is recorded, return the ``count`` days before today.
     """
     today = datetime.fromtimestamp(now.seconds, now.zone).date()
     start, _ = _days(today - timedelta(days=count - 1), today, now.zone)
@@ -148,7 +148,7 @@ def last_days(count: int, now: Now) -> tuple[int, int]:
 
 
 def chunks(window: Window) -> tuple[Window, ...]:
-    """Return the UTC days of a window in the order of time, the first and the last as far as they lie in it."""
+    """Return the UTC days of a window in the order of time; the first and the last may be parts of days."""
     midnight = (window.start_seconds // DAY_SECONDS + 1) * DAY_SECONDS
     starts = [window.start_seconds, *range(midnight, window.end_seconds, DAY_SECONDS)]
     ends = [*starts[1:], window.end_seconds]
@@ -160,7 +160,7 @@ def chunks(window: Window) -> tuple[Window, ...]:
 
 
 def stretches(window: Window) -> tuple[Window, ...]:
-    """Return the pieces of several days of a window, for questions without days."""
+    """Return the window in pieces of several days, for queries that need no daily values."""
     starts = range(window.start_seconds, window.end_seconds, _STRETCH_DAYS * DAY_SECONDS)
     return tuple(
         Window(start_seconds=start, end_seconds=min(start + _STRETCH_DAYS * DAY_SECONDS, window.end_seconds))
@@ -169,7 +169,7 @@ def stretches(window: Window) -> tuple[Window, ...]:
 
 
 def _bounds(text: str, now: Now) -> tuple[int, int] | None:
-    """Return start and end in Unix seconds, not yet cut; ``None`` for an unknown form."""
+    """Return start and end in Unix seconds, before shortening; ``None`` for an unknown form."""
     zone = now.zone
     if match := _BACK.fullmatch(text):
         end = last_recorded(now.seconds)
@@ -198,7 +198,7 @@ def _calendar(text: str, zone: tzinfo) -> tuple[int, int] | None:
 
 
 def _span(unit: Unit, day: date) -> tuple[date, date]:
-    """Return the first day of the unit that a day is in, and the first after it; a week begins on Monday."""
+    """Return the first day of the unit that contains a day, and the first day after it; a week begins on Monday."""
     if unit == "day":
         return day, day + _A_DAY
     if unit == "week":
@@ -217,13 +217,13 @@ def _checked(day: date) -> date:
 
 
 def _days(first: date, after: date, zone: tzinfo) -> tuple[int, int]:
-    """Return when one day begins and another one does, in a time zone; a day may have 23 or 25 hours there."""
+    """Return the starts of two days in a time zone, where a day may have 23 or 25 hours."""
     start, end = (int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()) for day in (first, after))
     return start, end
 
 
 def _instant(text: str, zone: tzinfo) -> int:
-    """Return the Unix seconds of an RFC 3339 time; one without a zone is of ``zone``."""
+    """Return the Unix seconds of an RFC 3339 time; ``zone`` applies to a time without a zone."""
     if "T" not in text.upper() and not _CALENDAR["day"].fullmatch(text):
         raise ValueError(text)
     moment = datetime.fromisoformat(text.upper())
@@ -232,12 +232,12 @@ def _instant(text: str, zone: tzinfo) -> int:
 
 
 def _end_of(seconds: int) -> int:
-    """Return the end of a period; 23:59:59, as many clients write the end of a day, is midnight."""
+    """Return the end of a period; 23:59:59, which many clients send as the end of a day, becomes midnight."""
     return seconds + 1 if seconds % HOUR_SECONDS == HOUR_SECONDS - 1 else seconds
 
 
 def _within_hours(start: int, end: int, zone: tzinfo) -> str:
-    """Say that a period does not begin and end on hours that are recorded, and what to give instead."""
+    """Return the error text for a period that does not begin and end on recorded hours, with an allowed period."""
     first, after = start // HOUR_SECONDS * HOUR_SECONDS, -(-end // HOUR_SECONDS) * HOUR_SECONDS
     what = "begins" if start % HOUR_SECONDS else "ends"
     at = datetime.fromtimestamp(start if start % HOUR_SECONDS else end, UTC)
