@@ -1,4 +1,4 @@
-"""What each path of the API answers."""
+"""Defines the endpoints of the API and their answers."""
 
 import asyncio
 import io
@@ -114,7 +114,7 @@ class PodsDocument(FreshnessEnvelope):
 
 
 def money_documents(report: FleetReport) -> list[FleetMoneyDocument]:
-    """Return by currency what all GPUs of a report have cost, in parts that sum to ``total``."""
+    """Return the cost of all GPUs of a report by currency, in parts that sum to ``total``."""
     return [
         FleetMoneyDocument(
             currency=currency,
@@ -146,15 +146,15 @@ CSV = "text/csv; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A question that was understood."""
+    """A parsed request of the API."""
 
     values: Mapping[str, Any]
-    """By parameter."""
+    """Values by name of the parameter."""
     fleet: Fleet
     bodies: Bodies
     settings: ServeSettings
     ignored: tuple[str, ...] = ()
-    """One warning for each parameter that was ignored."""
+    """Warnings, one for each ignored parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +164,16 @@ class Endpoint:
     path: str
     about: str
     handle: Callable[[Ask], Awaitable[object]]
-    """Returns a document or a ``Body``."""
+    """Function that returns a document or a ``Body``."""
     answer: type
-    """Of its JSON."""
+    """Type of the JSON document."""
     parameters: tuple[Parameter, ...] = ()
     other_types: tuple[str, ...] = ()
-    """Content types that it can answer in addition to JSON."""
+    """Content types of the answer in addition to JSON."""
 
     @property
     def ignores_unknown(self) -> bool:
-        """Whether unknown parameters are ignored with a warning, as an API of others does; else they are refused."""
+        """Whether unknown parameters only cause a warning, as in the API of OpenCost; otherwise they are an error."""
         return not self.path.startswith("/api/")
 
 
@@ -201,7 +201,7 @@ async def _report(ask: Ask) -> object:
 
 
 def _json_page(report: FleetReport, offset: int, limit: int) -> Body:
-    """Return the report's document with some of the owners' lines; those without an owner always stay."""
+    """Return the report's document with a page of the owners' lines and all lines without an owner."""
     whole = document.document(report)
     held = len(report.held)
     found: ReportDocument = {

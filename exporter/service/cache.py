@@ -1,4 +1,4 @@
-"""Reports and other values as they were last read: asked once however many ask, and shown old rather than not."""
+"""Caches reports and other values: concurrent requests share one reading, and an old value replaces a failed one."""
 
 import asyncio
 import logging
@@ -18,18 +18,18 @@ from exporter.model.formatting import minute
 LOG = logging.getLogger("exporter.service")
 
 AT_ONCE = 3
-"""Readings at the same time: one answers Prometheus' questions in parallel itself."""
+"""Concurrent readings; each sends several queries to Prometheus in parallel."""
 MOST_WAITING, MOST_OF_ONE = 30, 15
-"""Different questions that may wait for their turn, of all clients and of one; more are refused for now."""
+"""Maximum number of waiting readings, in total and per client; further requests raise an error."""
 CLIENT: ContextVar[str] = ContextVar("CLIENT", default="")
-"""Address of the client of the request; empty for the service's own questions, which have no limit."""
+"""Address of the client of the request; empty for readings of the service itself, which have no limit."""
 MOST_FIGURES = 300_000
-"""Lines times periods that are kept: some 100 MiB."""
+"""Maximum of lines times periods in the cache: about 100 MiB."""
 _FIGURES_OF_NONE = 300
-"""What a report weighs without its lines: its question and its notes."""
+"""Weight of a report without lines, for its question and its notes."""
 _MOST_LOOKED = 100
 OLDEST_SECONDS = 86_400.0
-"""An old report is shown in the place of one that cannot be read now, unless it is older than this."""
+"""Maximum age of a report that replaces one that cannot be read."""
 REST_SECONDS = 30.0
 """Seconds until a retry of a failed report, if an older one is available."""
 PATIENCE_SECONDS = 20.0
@@ -37,23 +37,23 @@ PATIENCE_SECONDS = 20.0
 
 
 class Asked(NamedTuple):
-    """What a report is kept under."""
+    """Key of a cached report."""
 
     window: str
-    """Its window: a label such as ``30d``, which moves from hour to hour, or its two ends."""
+    """Window of the report: a label such as ``30d``, which moves with time, or its two ends."""
     question: Question
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    """A report as it was read, and the failure since."""
+    """A cached report, and the last failure to read it again."""
 
     report: FleetReport
     generation: int
     read_at_seconds: float
     failed_at_seconds: float = 0.0
     problem: str = ""
-    """Why the question could not be answered, or not wholly, when it was asked last."""
+    """Reason of the last failed or incomplete reading; empty after a complete one."""
 
     @property
     def weight(self) -> int:
@@ -63,18 +63,18 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A reading under way."""
+    """A reading in progress."""
 
     task: "asyncio.Task[FleetReport]"
     waiting: int = 0
-    """Requests that wait for it."""
+    """Number of requests that wait for the reading."""
 
 
 class Readings:
-    """Keeps reports by question. For one event loop.
+    """Caches reports by question. For one event loop.
 
     Args:
-        clock: Unix seconds.
+        clock: Returns Unix seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -84,36 +84,36 @@ class Readings:
         self._looked: dict[Asked, float] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._places: Counter[str] = Counter()
-        """Readings that are under way or wait, by client."""
+        """Readings that run or wait, by client."""
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._generation = 0
         self.begun = 0
-        """Readings since the start."""
+        """Number of readings since the start."""
 
     def expire(self) -> None:
-        """From now on every report is read again; what is kept stays as the old one."""
+        """Mark every cached report as old, so that the next request reads it again."""
         self._generation += 1
 
     def look(self, asked: Asked) -> None:
-        """Note a request: for a while the question is read again without one."""
+        """Record a request, so that the service reads the question again in advance for a while."""
         self._looked.pop(asked, None)
         self._looked[asked] = self._clock()
         while len(self._looked) > _MOST_LOOKED:
             self._looked.pop(next(iter(self._looked)))
 
     def lately(self, since_seconds: float) -> tuple[Asked, ...]:
-        """Return the questions with a report that were asked since then, the newest last."""
+        """Return the cached questions that were requested since a Unix time, the newest last."""
         return tuple(asked for asked, at in self._looked.items() if at >= since_seconds and asked in self._kept)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for the turn of a reading that is not kept.
+        """Wait for a slot for a reading that is not cached.
 
         Raises:
-            PrometheusError: Too many wait already.
+            PrometheusError: Too many readings wait.
         """
         client = CLIENT.get()
-        # One client leaves half of the places to the others, and a turn.
+        # One client leaves half of the places, and one slot, to other clients.
         if self._places.total() >= MOST_WAITING or (client and self._places[client] >= MOST_OF_ONE):
             raise PrometheusError("busy", "too many reports are being read now; ask again soon", retriable=True)
         self._places[client] += 1
@@ -132,14 +132,14 @@ class Readings:
         """Return the report for a question.
 
         Args:
-            asked: What is asked for.
-            window: Its window now.
-            read: Reads it; called for the first request.
-            trouble: Why Prometheus is known not to answer now: then an old report is not waited for.
+            asked: Key of the report.
+            window: Current window of the question.
+            read: Reads the report; only the first of several requests calls it.
+            trouble: Known reason why Prometheus does not answer; an old report is then returned at once.
 
         Raises:
-            PrometheusError: It cannot be read and no older one is there, or too many questions wait already.
-            StoreError: As above.
+            PrometheusError: The report cannot be read and no old one exists, or too many readings wait.
+            StoreError: The report cannot be read and no old one exists.
         """
         kept = self._kept.get(asked)
         if kept and kept.report.window == window and kept.generation == self._generation:
@@ -160,7 +160,7 @@ class Readings:
             await asyncio.wait([running.task], timeout=PATIENCE_SECONDS if old else None)
         except asyncio.CancelledError:
             if running.waiting == 1 and not running.task.done():
-                # No request waits any more. The next one begins a reading of its own.
+                # No request waits for this reading any more; the next request starts another one.
                 self._running.pop(key, None)
                 running.task.cancel()
             raise
@@ -169,9 +169,9 @@ class Readings:
         return _best(running.task, old)
 
     def _resting(self, kept: _Kept | None) -> str:
-        """Return why the question is not asked again yet; empty where it may be."""
+        """Return the reason why the question is not read again yet; empty if it may be read."""
         if kept is None or not 0 <= self._clock() - kept.failed_at_seconds < REST_SECONDS:
-            return ""  # less than 0: the clock was set back
+            return ""  # below 0 if the clock was set back
         return kept.problem
 
     async def _read(self, asked: Asked, read: Callable[[], Awaitable[FleetReport]]) -> FleetReport:
@@ -193,7 +193,7 @@ class Readings:
         return report
 
     def _fail(self, asked: Asked, why: str) -> None:
-        """Remember it where it matters: a question without an older report is asked again at once."""
+        """Record a failure for a cached report; a question without one is read again at the next request."""
         if kept := self._kept.get(asked):
             kept.failed_at_seconds, kept.problem = self._clock(), why
 
@@ -213,7 +213,7 @@ class Readings:
             LOG.error("a report could not be made", exc_info=error)
 
     async def stop(self) -> None:
-        """End what is being read."""
+        """Cancel all readings."""
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -221,7 +221,7 @@ class Readings:
 
 
 def _best(reading: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetReport:
-    """Return the report that was read, or the old one where that is better."""
+    """Return the new report, or the old one if the new one is late, failed or less complete."""
     if old is None:
         return reading.result()
     if not reading.done():
@@ -246,41 +246,41 @@ MOST_PAUSE_SECONDS = 3600.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cached(Generic[Value]):
-    """A value that is read again when it is due; the old one stays while it cannot be read. For one event loop."""
+    """A value that is read again when due; the old value stays if reading fails. For one event loop."""
 
     read: Callable[[float], Awaitable[Value]]
-    """Reads it at a Unix time. Raises ExporterError."""
+    """Function that reads the value at a Unix time. Raises ExporterError."""
     value: Value
     every_seconds: float = inf
-    """Between two readings that went well."""
+    """Seconds between successful readings."""
     retry_seconds: float = 0.0
-    """After a reading that failed; twice as long after each further one, up to an hour. 0: as soon as it is asked."""
+    """Seconds after a failed reading; doubled after each further one, up to an hour. 0: due at the next request."""
     holds: Callable[[Value, float], bool] = field(default=lambda _value, _now: True)
-    """Whether a value may still be shown at a Unix time."""
+    """Function that returns whether a value is still valid at a Unix time."""
     problem: str = ""
-    """Why the last reading failed; empty where it did not."""
+    """Reason why the last reading failed; empty after a success."""
     pause_seconds: float = 0.0
-    """Between the last reading, which failed, and the next one; 0 where it did not fail."""
+    """Seconds between the last reading, if it failed, and the next one; 0 after a success."""
     _due_at: float = 0.0
     _expired: bool = False
-    """Whether it was made due while it was read."""
+    """Whether ``expire`` was called during a reading."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def expire(self) -> None:
-        """Make it due; the value stays as the old one."""
+        """Make the value due; the old value stays until the next reading."""
         self._due_at, self.pause_seconds, self._expired = 0.0, 0.0, True
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to read it; a clock that was set back makes no pause longer."""
+        """Return whether the value is due; a clock that was set back does not extend the pause."""
         return not self.holds(self.value, now) or not 0 < self._due_at - now <= (
             self.pause_seconds or self.every_seconds
         )
 
     async def refresh(self, now: float) -> None:
-        """Read it if it is due; one reading at a time.
+        """Read the value if it is due; one reading at a time.
 
         Raises:
-            ExporterError: It could not be read.
+            ExporterError: Reading failed.
         """
         async with self._reading:
             if not self.is_due(now):

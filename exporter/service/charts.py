@@ -1,4 +1,4 @@
-"""Draws stacked bars, one per day, as SVG that needs no script: what it shows, and where each bar stands."""
+"""Draws stacked bars, one per day, as SVG without scripts: computes the values and the position of each bar."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,35 +14,35 @@ HEIGHT, _TOP = 236, 8
 """Pixels of the bars' area, and of the space above the highest line."""
 _TICKS, _LABELS = 4, 6
 _BAR_PART = 0.8
-"""Of a day's width; the rest is a gap."""
+"""Width of a bar as part of a day's width; the rest is a gap."""
 
 Value = Callable[[Figures], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What is drawn in one colour."""
+    """The values of one colour."""
 
     name: str
     look: str
-    """A key of ``PARTS``, ``others`` or a number: has a colour."""
+    """Key of the colour: a key of ``PARTS``, ``others`` or a number."""
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Stacked bars, one per period; widths and places across are in percent, heights in pixels."""
+    """Stacked bars, one per period; widths and horizontal positions are in percent, heights in pixels."""
 
     name: str
-    """Of its element in the page."""
+    """Name of the element in the page."""
     currency: str
-    """Empty: the values are GPU-hours."""
+    """Currency of the values; empty for GPU-hours."""
     periods: tuple[str, ...]
     stacks: tuple[Stack, ...]
 
     @property
     def unit(self) -> str:
-        """Of the values."""
+        """Unit of the values."""
         return self.currency or "GPU-hours"
 
     def words(self, value: float) -> str:
@@ -51,12 +51,12 @@ class Chart:
 
     @property
     def sums(self) -> list[float]:
-        """Of each period."""
+        """Sum of each period."""
         return [sum(values) for values in zip(*(stack.values for stack in self.stacks), strict=True)]
 
     @property
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Height and words of each line of the axis."""
+        """Height and text of each line of the axis."""
         step, count = self._scale
         for number in range(count + 1):
             value = number * step
@@ -65,7 +65,7 @@ class Chart:
 
     @property
     def _scale(self) -> tuple[float, int]:
-        """Steps of the axis, 1, 2 or 5 of a power of ten, and how many there are: about four."""
+        """Size of a step of the axis, 1, 2 or 5 times a power of ten, and number of steps: about four."""
         most = max(self.sums, default=0.0) or 1.0
         power = 10.0 ** floor(log10(most / _TICKS))
         step = next(power * size for size in (1, 2, 5, 10) if power * size * _TICKS >= most)
@@ -73,13 +73,13 @@ class Chart:
 
     @property
     def _pixels(self) -> float:
-        """Height of one unit."""
+        """Height of one unit of value."""
         step, count = self._scale
         return (HEIGHT - _TOP) / (count * step)
 
     @property
     def bars(self) -> Iterator[tuple[Stack, list[tuple[float, float, float]]]]:
-        """Of each stack place across, height from above and own height of its bars."""
+        """Each stack with horizontal position, top and height of its bars."""
         below = [0.0] * len(self.periods)
         pixels = self._pixels
         for stack in self.stacks:
@@ -93,43 +93,43 @@ class Chart:
 
     @property
     def width(self) -> float:
-        """Of a day, in percent."""
+        """Width of a day, in percent."""
         return 100 / max(1, len(self.periods))
 
     @property
     def bar_width(self) -> float:
-        """Of a bar, in percent."""
+        """Width of a bar, in percent."""
         return round(self.width * _BAR_PART, 3)
 
     @property
     def labels(self) -> Iterator[tuple[float, str]]:
-        """Place across and words of the days that are named."""
+        """Horizontal position and text of each labelled day."""
         every = max(1, ceil(len(self.periods) / _LABELS))
         for number in range(0, len(self.periods), every):
             yield round((number + 0.5) * self.width, 3), self.periods[number]
 
 
 def uses(report: FleetReport, currency: str) -> Chart | None:
-    """Return the cost of GPUs day by day, by what they were used for; hours where nothing has a price.
+    """Return a chart of the cost of GPUs per day by use; of hours if nothing has a price.
 
-    ``None`` where the report has no days.
+    The result is ``None`` for a report without days.
     """
     days = [parts(report, currency, number) for number in range(len(report.periods))]
     stacks = [Stack(name=name, look=look, values=tuple(day[look] for day in days)) for look, name in PARTS.items()]
-    # A colour that is nowhere would only lengthen the legend.
+    # An unused colour would only lengthen the legend.
     return _chart("uses", currency, report, [stack for stack in stacks if any(stack.values)])
 
 
 def largest(
     everything: FleetReport, currency: str, named: Sequence[tuple[str, ReportLine]], *, more: bool
 ) -> Chart | None:
-    """Return what each of the named lines costs day by day, and, if there are ``more``, all others together.
+    """Return a chart of the named lines per day, and, with ``more``, of the sum of all others.
 
     Args:
-        everything: What all lines together are, with its days.
-        currency: Of the money; empty for hours.
+        everything: Report on all lines, with its days.
+        currency: Currency of the money; empty for hours.
         named: Names and lines with their days.
-        more: Whether there are others.
+        more: Whether there are other lines.
     """
     drawn = [(name, line) for name, line in named if len(line.series) == len(everything.periods)]
     value = whole(currency)
@@ -159,6 +159,6 @@ def _summed(lines: Sequence[ReportLine], report: FleetReport, value: Value) -> t
 
 
 def whole(currency: str) -> Value:
-    """Return what takes the money of figures, or their hours where there is no currency."""
+    """Return a function that returns the money of figures, or their hours without a currency."""
     unit = 1 if currency else HOUR_SECONDS
     return lambda figures: figures.amounts(currency).total / unit

@@ -1,4 +1,4 @@
-"""What the cost service shows in addition to reports: this month's money, how new it all is, and the cost labels."""
+"""Provides data of the cost service that is not in reports: this month's money, freshness, and cost labels."""
 
 import asyncio
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Month:
 
 
 def gpu_funnel(report: FleetReport, now_seconds: float) -> Funnel | None:
-    """Return the funnel in mean numbers of GPUs over the recorded hours; ``None`` where there are none."""
+    """Return the funnel in mean numbers of GPUs over the recorded hours; ``None`` without recorded hours."""
     trust, window = report.trust, report.window
     over = min(window.end_seconds, now_seconds) - window.start_seconds
     if not trust.recorded_hours or not trust.expected_hours or over <= 0:
         return None
-    # Hours of several clusters run side by side: what counts is the part of all expected hours.
+    # Hours of several clusters are concurrent, so the recorded part of all expected hours counts.
     seconds = over // HOUR_SECONDS * HOUR_SECONDS * (trust.recorded_hours / trust.expected_hours)
     return funnel(report, unit=seconds) if seconds > 0 else None
 
@@ -54,26 +54,26 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMonth:
-    """A month's money as it was read."""
+    """The money of a month at the time of reading."""
 
     start_seconds: int
     money: tuple[Month, ...]
     coverage: float | None
-    """Part of its hours so far that were recorded, over all clusters; ``None`` of a month just begun."""
+    """Recorded part of the month's hours so far, over all clusters; ``None`` for a month that has just begun."""
 
 
 def this_month(ledger: FleetLedger, now_seconds: float) -> ThisMonth:
-    """Return this month's money, a line per currency.
+    """Return this month's money, one ``Month`` per currency.
 
     Args:
-        ledger: Over last month and this one, as far as they are recorded; its dimensions do not matter.
+        ledger: Ledger of last month and this month, as far as recorded, at any dimensions.
         now_seconds: Unix time.
     """
     this = period_at("month", now_seconds)
     last = [chunk for chunk in ledger.chunks if chunk.window.start_seconds < this.start_seconds]
     now = [chunk for chunk in ledger.chunks if chunk.window.start_seconds >= this.start_seconds]
     hours = sum(chunk.window.hours for chunk in last)
-    # Of the cluster that has most: one that is new has fewer.
+    # The maximum over clusters, because a new cluster has fewer hours.
     recorded = sum(max(chunk.recorded_hours.values(), default=0) for chunk in last)
     before, whole = (
         total_of(figures for chunk in part for figures in chunk.lines.values()) for part in (last, ledger.chunks)
@@ -95,18 +95,18 @@ def this_month(ledger: FleetLedger, now_seconds: float) -> ThisMonth:
 
 LOOK_BACK_HOURS = 26
 PATIENCE_SECONDS = 20.0
-"""Retries included: pages must not seem to be new while Prometheus hangs."""
+"""Limit in seconds, retries included, so that pages do not look fresh while Prometheus hangs."""
 LATE_SECONDS = 2.5 * HOUR_SECONDS
-"""After the end of the newest hour: one that was missed is in the next, and two are no accident."""
+"""Maximum age of the newest hour: the next hour includes one missed hour, but two missed hours are a fault."""
 
 
 async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | None:
-    """Return when the newest recorded hour ended, Unix time; ``None`` if none was within the last 26 hours.
+    """Return the end of the newest recorded hour in Unix time; ``None`` if there is none within the last 26 hours.
 
     Raises:
-        PrometheusError: It cannot be asked.
+        PrometheusError: The query failed.
     """
-    # A recorded sample is of one moment: in steps of 5 min each is seen once, with its own time.
+    # A recorded sample has one timestamp; steps of 5 min see each sample once, with its own time.
     query = f"max(max_over_time(timestamp({RECORDED})[{LOOK_BACK_HOURS}h:5m]))"
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -128,10 +128,10 @@ async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | N
 
 
 async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str, tuple[str, ...]]:
-    """Return values by key of the cost labels that owners of the last day had, both in alphabetical order.
+    """Return the values of cost labels of owners of the last day by key, both in alphabetical order.
 
     Raises:
-        PrometheusError: It cannot be asked.
+        PrometheusError: The query failed.
     """
     series = SECONDS.series("workload", f'{COST_LABELS}!=""')
     samples = await client.instant(f"count by ({COST_LABELS}) (last_over_time({series}[1d]))", now_seconds)
@@ -143,7 +143,7 @@ async def label_values(client: PrometheusClient, now_seconds: float) -> dict[str
 
 
 def lateness(newest_seconds: float | None, now_seconds: float) -> str:
-    """Return why there is no newer hour, in one sentence with the fix; empty if it is new enough."""
+    """Return why the newest hour is old, in one sentence with the fix; empty if it is new enough."""
     if newest_seconds is None:
         return (
             f"{RECORDED} has no sample of the last {LOOK_BACK_HOURS} hours: load rules/prometheus-rules.yaml into"

@@ -1,4 +1,4 @@
-"""What pages and API ask for, from the store of closed days and from Prometheus, and the jobs that keep both fresh."""
+"""Reads the data of pages and API from the store and from Prometheus, and runs the jobs that keep both fresh."""
 
 import asyncio
 import logging
@@ -28,27 +28,27 @@ from exporter.service.data import Freshness, Month, ThisMonth, label_values, lat
 
 LOG = logging.getLogger("exporter.service")
 RETRY_SECONDS = 15.0
-"""Between two looks while Prometheus does not answer."""
+"""Seconds between checks while Prometheus does not answer."""
 CLOSING_SECONDS, CLOSING_RETRY_SECONDS = 3600.0, 60.0
 """Seconds between checks for complete days, and after a failed check."""
 BUDGET_RETRY_SECONDS = 60.0
-"""Before budgets that could not be counted are counted again: twice as long each time, as each costs many questions."""
+"""Seconds after a failed reading of the budgets; doubled each time, because a reading takes many queries."""
 WARM_SECONDS = 7200.0
-"""Reports that were read within this are read again as soon as there is something newer."""
+"""Reports requested within this time are read again as soon as newer data exists."""
 MOST_WARM = 8
-"""Of these the ones that were looked at last, no more: each costs Prometheus the questions of a report."""
+"""Maximum number of these reports, the newest requests first; each takes the queries of a report."""
 
 
 class Fleet:
-    """The figures of a fleet: answers pages and API, and reads again what is due. Never blocks; for one event loop.
+    """The data of a fleet for pages and API, read again when due. Never blocks; for one event loop.
 
     Args:
-        client: Asks Prometheus for what is shown.
-        ledger: The store with Prometheus, or Prometheus alone.
-        keeping: The store's writer.
-        clock: Unix seconds.
-        settings: What is read and kept.
-        first: What is read before the first visit, so that the first visitor does not wait for it.
+        client: Client for the data of pages.
+        ledger: Source of the ledger: the store with Prometheus, or Prometheus alone.
+        keeping: Writer of the store.
+        clock: Returns Unix seconds.
+        settings: Settings of reading and storing.
+        first: Reports to read before the first visit, so that the first visitor does not wait.
     """
 
     def __init__(
@@ -66,46 +66,46 @@ class Fleet:
         self._settings = settings
         self._first = first
         self.pods: Callable[[Filters], Awaitable[Sequence[PodDocument]]] = partial(live_pods, client)
-        """Pods that match and hold devices now, or did within a day. Raises PrometheusError."""
+        """Returns matching pods that hold devices now or held them within a day. Raises PrometheusError."""
         self.prices: Callable[[float, Filters], Awaitable[PriceRows]] = partial(price_rows, client)
-        """Rows of the price book that GPUs have at a Unix time. Raises PrometheusError."""
+        """Returns the rows of the price book that apply to GPUs at a Unix time. Raises PrometheusError."""
         self.newest = Cached[float | None](read=partial(newest_hour, client), value=None, every_seconds=0.0)
-        """End of the newest recorded hour; its ``problem`` is why Prometheus does not answer now."""
+        """End of the newest recorded hour; ``problem`` is the reason why Prometheus does not answer."""
         self.labels = Cached[Mapping[str, tuple[str, ...]]](read=partial(label_values, client), value={})
-        """Values by key of the cost labels that owners have."""
+        """Values of the cost labels of owners, by key."""
         self.month = Cached[ThisMonth | None](
             read=self._read_month, value=None, holds=lambda month, now: _is_of(month, now) is not None
         )
-        """Of another month where that was read last; see ``known_month``."""
+        """Money of the month of the last reading, which may be over; see ``known_month``."""
         self.budgets = Cached[Sequence[BudgetState]](
             read=self._count_budgets, value=(), retry_seconds=BUDGET_RETRY_SECONDS
         )
-        """How every budget stands, in the order of its file."""
+        """States of the budgets, in the order of the file."""
         self.recommendations = Cached[Sequence[Recommendation]](
             read=partial(read_recommendations, client, ledger), value=()
         )
-        """Those of the last reading, dearest first."""
+        """Recommendations of the last reading, dearest first."""
         self._warm = Cached[None](read=self._read_warm, value=None)
         self._jobs: tuple[Cached[Any], ...] = (self.labels, self.month, self.budgets, self.recommendations, self._warm)
         self.readings = Readings(clock)
         self.wake = asyncio.Event()
-        """Set where the next look is to be at once."""
+        """Set to start the next check at once."""
         self.errors = Counter[str]()
-        """Questions that failed since the start, by reason."""
+        """Failed readings since the start, by reason."""
         self.looked = False
-        """Whether the first look is over, however it went."""
+        """Whether the first check is complete, successful or not."""
         self.last_read_seconds: float | None = None
-        """When all of a look was answered last."""
+        """Unix time of the last check without failures; ``None`` before the first."""
         self._simulated = False
         self._seen: object = None
         self.wanted: Sequence[Budget] | None = None
-        """The budgets of the file; ``None`` before it was read."""
+        """Budgets of the file; ``None`` before the first reading."""
 
     async def report(self, window: Window, question: Question) -> FleetReport:
         """Return the report over a window.
 
         Raises:
-            PrometheusError: Nothing of it is in the store and Prometheus cannot be asked.
+            PrometheusError: The store has no day of the window, and Prometheus cannot be queried.
             StoreError: The store cannot be read.
         """
         asked = Asked(window.label or f"{window.start_seconds},{window.end_seconds}", question)
@@ -128,7 +128,7 @@ class Fleet:
         return ledger
 
     async def ledger(self, window: Window, dimensions: frozenset[Dimension], filters: Filters) -> FleetLedger:
-        """Return the ledger that reports are made of, read again; for exports.
+        """Read and return the ledger of reports without the cache; for exports.
 
         Raises:
             PrometheusError: As for ``report``.
@@ -138,15 +138,15 @@ class Fleet:
             return await self._read(window, dimensions, filters)
 
     def now(self) -> Now:
-        """Return the time, and the time zone of the days and months that names of periods mean."""
+        """Return the current time, and the time zone of days and months."""
         return Now(self._clock(), self._settings.timezone)
 
     def before(self, window: Window) -> Window | None:
-        """Return the period before a calendar period that is over; ``None`` for every other window."""
+        """Return the period before a calendar period; ``None`` for any other window."""
         return period_before(window, self._settings.timezone)
 
     async def months(self) -> Sequence[Month]:
-        """Return this month's money; as it was last read where it cannot be read now, none where a part cannot be."""
+        """Return this month's money; the last known value if reading fails, empty if a part cannot be read."""
         known = self.known_month()
         if known is None or not self.newest.problem:
             try:
@@ -158,7 +158,7 @@ class Fleet:
         return known.money if known else ()
 
     def known_month(self) -> ThisMonth | None:
-        """Return this month's money as it was last read."""
+        """Return this month's money of the last reading; ``None`` if unknown."""
         return _is_of(self.month.value, self._clock())
 
     async def _read_month(self, now: float) -> ThisMonth | None:
@@ -177,10 +177,10 @@ class Fleet:
         return this_month(ledger, now)
 
     def load_budgets(self) -> None:
-        """Read the file of budgets; where it has mistakes and there are budgets already, these stay.
+        """Read the budgets file; if it has mistakes, the budgets that are already loaded stay.
 
         Raises:
-            ConfigError: It has mistakes, and there are none.
+            ConfigError: The file has mistakes, and no budgets are loaded.
         """
         path = self._settings.budgets
         try:
@@ -194,7 +194,7 @@ class Fleet:
 
     async def _count_budgets(self, now: float) -> Sequence[BudgetState]:
         states = await standings(self.wanted or (), self._ledger, now)
-        # A budget without known figures raises no alert; it is counted again before there is a newer hour.
+        # A budget without known figures raises no alert, so it is read again before the next hour is recorded.
         if unread := [state for state in states if state.unread]:
             self.budgets.value = states
             what = f"{len(unread)} of {len(states)} budgets could not be counted: {unread[0].unread}"
@@ -202,14 +202,14 @@ class Fleet:
         return states
 
     async def _read_warm(self, now: float) -> None:
-        """Read again the reports that clients request, so that they do not wait for it."""
+        """Read again the reports that clients requested lately, so that they do not wait."""
         for asked in self.readings.lately(now - WARM_SECONDS)[-MOST_WARM:] or self._first:
-            # A name may have no window now, such as a month in its first hour.
+            # A window may be empty now, such as a month in its first hour.
             with suppress(ConfigError):
                 await self._report(asked, parse_window(asked.window, now, self._settings.timezone))
 
     def freshness(self) -> Freshness:
-        """Return how new the data is, at the present time."""
+        """Return the current freshness of the data."""
         now, down = self._clock(), self.newest.problem
         late = lateness(self.newest.value, now) if self.looked and not down else ""
         problems = (down, late, self.keeping.problem, *(job.problem for job in self._jobs))
@@ -265,13 +265,13 @@ class Fleet:
         LOG.warning("refresh failed", extra={"reason": reason, "problem": str(error)})
 
     async def repeat(self, job: Callable[[float], Awaitable[float]], wake: asyncio.Event) -> None:
-        """Run ``look`` or ``close_days`` until cancelled: again after the pause that it returns, or when woken."""
+        """Run ``look`` or ``close_days`` until cancelled, after each returned pause or when woken."""
         while True:
             wake.clear()
             try:
                 pause = await job(self._clock())
             except Exception:
-                # The pages stay as they are and show their age; a service that ended would show nothing.
+                # The pages keep their data and show its age; without the service they would show nothing.
                 LOG.exception("a round has failed")
                 self.errors["internal"] += 1
                 pause = RETRY_SECONDS
@@ -280,24 +280,24 @@ class Fleet:
 
 
 def _is_of(month: ThisMonth | None, now: float) -> ThisMonth | None:
-    """Return a month's money if it is that of now: another month's is not passed off as this one's."""
+    """Return a month's money if it is the current month, otherwise ``None``."""
     return month if month and month.start_seconds == period_at("month", now).start_seconds else None
 
 
 @dataclass(slots=True, kw_only=True)
 class Keeping:
-    """The store, where there is one, and what is in it."""
+    """The store, if any, and its days."""
 
     prometheus: LedgerSource
     path: Path | None
     history_days: int
     problem: str = ""
-    """Why days are not kept, in one sentence; empty where all is well."""
+    """Reason why days are not closed, in one sentence; empty without a problem."""
     days: tuple[ClosedDay, ...] = ()
     not_closed: int | None = None
-    """Days that the last closing left, but for those that wait for hours; ``None`` before it, and without a store."""
+    """Days that the last closing could not close, except those that wait for hours; ``None`` if none was."""
     _store: DayStore | None = None
-    """Where this process closes days."""
+    """Store in which this process closes days; ``None`` if it closes none."""
     _writing: ExitStack = field(default_factory=ExitStack)
     _oldest: Cached[float | None] = field(init=False)
 
@@ -311,7 +311,7 @@ class Keeping:
 
     @property
     def first_day_seconds(self) -> float | None:
-        """Start of the oldest day that the store or Prometheus has."""
+        """Start of the oldest day in the store or in Prometheus."""
         closed = float(self.days[0].window.start_seconds) if self.days else None
         return min((known for known in (closed, self._oldest.value) if known is not None), default=None)
 
@@ -321,10 +321,10 @@ class Keeping:
         return float(self.days[-1].window.end_seconds) if self.days else None
 
     def open(self, now: float) -> None:
-        """Open the store to write; where another process does, its days are shown and ``problem`` says so.
+        """Open the store for writing; if another process writes it, ``problem`` names that process.
 
         Raises:
-            StoreError: It can neither be read nor written.
+            StoreError: The store can neither be read nor written.
         """
         if self.path is None or self._store is not None:
             return
@@ -344,19 +344,19 @@ class Keeping:
         except StoreError as error:
             if error.reason != "damaged":
                 raise
-            LOG.error("%s", error)  # noqa: TRY400 - the message says all: what was damaged is set aside
+            LOG.error("%s", error)  # noqa: TRY400 - the message is complete: the damaged file is renamed
             self._writing.enter_context(store.writing(now))
 
     def close(self) -> None:
-        """Let another process write."""
+        """Release the store for other writers."""
         self._writing.close()
         self._store = None
 
     async def round(self, now: float) -> None:
-        """Close what is due; the oldest day is looked for where it is not known.
+        """Close the days that are due; search for the oldest day if it is unknown.
 
         Raises:
-            PrometheusError: It cannot be asked.
+            PrometheusError: A query failed.
             StoreError: The store cannot be read or written.
         """
         if self._store is None:

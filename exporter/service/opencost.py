@@ -1,4 +1,4 @@
-"""OpenCost's `/allocation` over the GPU ledger, so that its clients can point here; see docs/service.md."""
+"""Serves OpenCost's `/allocation` from the GPU ledger for clients of OpenCost; see docs/service.md."""
 
 # ruff: noqa: N815 - names of OpenCost's
 
@@ -18,7 +18,7 @@ from exporter.service import opencost_query as query
 from exporter.service.api import Ask, Endpoint
 
 MOST_PARTS_OF_DAYS = 48
-"""Sets of one answer that are read one by one."""
+"""Maximum number of sets in an answer that need separate readings."""
 _UNCHARGED = 0.005
 
 
@@ -144,13 +144,13 @@ def _answer(
 
 async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
     wanted = query.wanted_of(ask.values)
-    # What is spread is of the whole fleet.
+    # The whole fleet, because money without an owner is spread over all of it.
     question = Question(by=query.dimensions_of((*ask.values["aggregate"], *wanted)), share_idle=ask.values["shareIdle"])
-    if not question.is_shared:  # where money is spread, it would be spread by model, too
+    if not question.is_shared:  # with shared money, more dimensions would change how it is spread
         by = tuple(dict.fromkeys((*question.by, "model")))
         question = Question(by=by, filters=query.pushed(wanted))
     if len(periods) > 1 and not any(period.start_seconds % DAY_SECONDS for period in periods[1:]):
-        # Of whole days: one reading has them all, with no more questions than one set.
+        # Whole days need one reading, with as many queries as for one set.
         whole = Window(start_seconds=periods[0].start_seconds, end_seconds=periods[-1].end_seconds)
         report = await ask.fleet.report(whole, replace(question, with_series=True))
         return await asyncio.to_thread(lambda: [in_period(report, period) for period in periods])
@@ -163,9 +163,9 @@ async def _reports(ask: Ask, periods: Sequence[Window]) -> list[FleetReport]:
 
 
 def _currency(ask: Ask, known: Iterable[str]) -> tuple[str, list[str]]:
-    """Return the currency of the answer (the one asked for, else the server's, else the only one), and warnings.
+    """Return the currency of the answer (the requested, else the configured, else the only one), and warnings.
 
-    The currency is empty where nothing has a price.
+    The currency is empty if nothing has a price.
     """
     there, asked, usual = sorted(set(known)), ask.values.get("currency"), ask.settings.fleet.currency
     if asked:
@@ -199,7 +199,7 @@ def _set(report: FleetReport, values: Mapping[str, Any], currency: str) -> dict[
 
 
 def _name(key: LineKey, aggregate: Sequence[str]) -> str:
-    """Return a row's name: as many parts as the aggregation has; only idle has a name of its own, as in OpenCost."""
+    """Return a row's name, with a part per aggregated property; only idle has a single name, as in OpenCost."""
     if not key.is_apart:
         return "/".join(query.value_of(name, key) or query.NOBODY for name in aggregate)
     return "/".join(query.UNATTRIBUTED_NAME for _ in aggregate) if key.kind == UNATTRIBUTED else query.IDLE
@@ -210,7 +210,7 @@ def _shared(lines: Sequence[ReportLine], currency: str) -> float:
 
 
 def _shows_idle(lines: Sequence[ReportLine], values: Mapping[str, Any], currency: str) -> bool:
-    """Return whether idle is asked for; where it was spread, whether something of it could not be."""
+    """Return whether to show idle; if its money is spread, whether a part could not be spread."""
     if values["shareIdle"] == "none":
         return bool(values["includeIdle"] or values["idle"])
     money = total_of(line.figures for line in lines).money.get(currency)
@@ -220,7 +220,7 @@ def _shows_idle(lines: Sequence[ReportLine], values: Mapping[str, Any], currency
 def _row(
     name: str, lines: Sequence[ReportLine], window: Window, aggregate: Sequence[str], currency: str
 ) -> AllocationDocument | None:
-    """Return one row in OpenCost's shape; ``None`` where its money is in other currencies only."""
+    """Return one row in OpenCost's shape; ``None`` if its money is in other currencies only."""
     keys, figures = [line.key for line in lines], total_of(line.figures for line in lines)
     seconds, money, shared = figures.seconds, figures.money.get(currency), _shared(lines, currency)
     if money is None and figures.money and not shared:
@@ -241,7 +241,7 @@ def _row(
         gpuCostIdle=shared,
         gpuEfficiency=efficiency,
         totalEfficiency=efficiency,
-        # Usage and request are both in GPUs, so that their quotient is a ratio: 8 GPUs at 90 % are 7.2 of 8.
+        # Usage and request are in GPUs, so that their quotient is a ratio: 8 GPUs at 90 % are 7.2 of 8.
         gpuAllocation={
             "gpuDevice": "",
             "gpuModel": ", ".join(sorted({key.model for key in keys} - {""})),
@@ -253,7 +253,7 @@ def _row(
 
 
 def _properties(keys: Sequence[LineKey], aggregate: Sequence[str]) -> dict[str, Any]:
-    """Return what all lines of the row have in common, of what is asked for."""
+    """Return the requested properties that all lines of the row have in common."""
     parts = {
         "cluster": {key.cluster for key in keys},
         "node": {key.node for key in keys},
@@ -287,7 +287,7 @@ def _warnings(report: FleetReport) -> list[str]:
 
 
 async def _assets(ask: Ask) -> object:
-    """Answer with the GPUs' money of every node, held or not."""
+    """Return the money of every node's GPUs, held or not."""
     wanted = ask.values["filter"] or {}
     wrong = sorted(set(wanted) - {"cluster", "node"})
     if wrong:
@@ -305,12 +305,12 @@ async def _assets(ask: Ask) -> object:
         if (types is None or "node" in types)
         and (asset := _asset(cluster, node, total_of(figures), report.window, currency))
     }
-    # OpenCost has one set of assets where Kubecost, which has this parameter, has a list of sets.
+    # OpenCost returns one set of assets; Kubecost, which has this parameter, returns a list of sets.
     return _answer(ask, nodes if types is None else [nodes], currency, [report], warnings)
 
 
 def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: str) -> AssetDocument | None:
-    """Return a node's row; ``None`` where its money is in other currencies only."""
+    """Return a node's row; ``None`` if its money is in other currencies only."""
     amount = figures.money.get(currency)
     if amount is None and figures.money:
         return None
@@ -326,7 +326,7 @@ def _asset(cluster: str, node: str, figures: Figures, window: Window, currency: 
 
 
 async def _suggestions(ask: Ask) -> object:
-    """Answer with the values of a field that occur in the window."""
+    """Return the values of a field that occur in the window."""
     field_name, search = ask.values["field"] or "", (ask.values["search"] or "").lower()
     found: set[str] = set()
     if field_name in query.FILTERABLE:
@@ -339,7 +339,7 @@ async def _suggestions(ask: Ask) -> object:
 
 
 async def _configs(ask: Ask) -> object:
-    """Answer with the currency, which clients show with amounts."""
+    """Return the currency that clients show with amounts."""
     currency, _ = _currency(ask, (month.currency for month in await ask.fleet.months()))
     return ConfigsDocument(code=200, status="success", data={"currencyCode": currency})
 

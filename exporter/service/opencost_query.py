@@ -1,4 +1,4 @@
-"""What a client of OpenCost or Kubecost asks for: windows, steps, aggregation and filters in their words."""
+"""Parses requests of OpenCost and Kubecost clients: windows, steps, aggregation and filters."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,20 +13,20 @@ from exporter.model.formatting import shown
 from exporter.service.parameters import Parameter, count, switch, words
 
 NOBODY, IDLE, UNATTRIBUTED_NAME = "__unallocated__", "__idle__", "__unattributed__"
-"""OpenCost's names: an owner without the property; what no owner held. The third is ours."""
+"""Names in OpenCost: an owner without the property, and time without an owner. The third name is not in OpenCost."""
 MOST_STEPS = 400
 _MOST_DAYS = 3650
 
 
 def kind_of(key: LineKey) -> str:
-    """Return a line's kind as OpenCost spells it: in small letters."""
+    """Return a line's kind in lower case, as in OpenCost."""
     return key.kind.lower()
 
 
 FILTERABLE = ("cluster", "node", "namespace", "controllerKind", "controllerName", "team")
 _KINDS = ("deployment", "statefulset", "daemonset", "job")
 PARTS = ("cluster", "node", "namespace", "controllerKind", "team", "controller", "label:team", *_KINDS)
-"""Dimensions of rows, in addition to labels."""
+"""Properties that rows can be aggregated by, in addition to labels."""
 _DIMENSION_OF: Mapping[str, Dimension] = {
     **{name: name for name in ("cluster", "node", "namespace", "team")},
     "controllerKind": "kind",
@@ -37,7 +37,7 @@ _LACKING = frozenset({"pod", "container", "service", "department", "environment"
 
 
 def is_lacking(name: str) -> bool:
-    """Return whether OpenCost can aggregate by this property and the ledger does not record it."""
+    """Return whether OpenCost can aggregate by this property but the ledger does not record it."""
     return name in _LACKING or name.startswith("annotation:")
 
 
@@ -46,7 +46,7 @@ def _is_label(name: str) -> bool:
 
 
 def dimension_of(name: str) -> Dimension | None:
-    """Return the ledger's dimension for a property of OpenCost's; ``None`` if the ledger does not record it."""
+    """Return the ledger's dimension for a property of OpenCost; ``None`` if the ledger does not record it."""
     return _DIMENSION_OF.get(name, name if name.startswith(LABEL) else None)
 
 
@@ -62,7 +62,7 @@ def value_of(name: str, key: LineKey) -> str:
 
 
 def keeps(wanted: Mapping[str, frozenset[str]], key: LineKey) -> bool:
-    """Return whether a line is asked for; kinds are in small letters."""
+    """Return whether a line matches the conditions; kinds are in lower case."""
     return all(value_of(name, key) in values for name, values in wanted.items())
 
 
@@ -73,10 +73,10 @@ _TERM = re.compile(
 
 
 def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
-    """Return what ``namespace:"a","b"+controllerKind:"job"`` demands, by property; kinds are in small letters.
+    """Parse a filter such as ``namespace:"a","b"+controllerKind:"job"`` to values by property; kinds are in lower case.
 
     Raises:
-        ConfigError: It is not understood, and from where on.
+        ConfigError: The text is not a filter; the message shows the part that is invalid.
     """
     found: dict[str, frozenset[str]] = {}
     at = 0
@@ -96,7 +96,7 @@ def conditions(text: str, _now: Now) -> dict[str, frozenset[str]]:
 
 
 def _property_of_term(match: re.Match[str]) -> str | None:
-    """Return the property of a filter's term; ``None`` if it cannot be filtered by."""
+    """Return the property of a filter's term; ``None`` if it is not filterable."""
     name, label = match["name"], match["label"]
     if name == "label" and label:
         return "team" if label == "team" else LABEL + label if _is_label(LABEL + label) else None
@@ -113,11 +113,11 @@ _SECONDS = {"m": 60, "h": HOUR_SECONDS, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
 _CALENDAR: Mapping[str, Period] = {"weeknow": "week", "month": "month", "quarter": "quarter"}
-"""Sets that end with the calendar's periods."""
+"""Calendar periods at whose ends sets end."""
 
 
 def window_of(text: str, now: Now) -> Window:
-    """Return the period; days are those of the calendar, today among them, as OpenCost counts them.
+    """Parse a window; days are calendar days and include today, as in OpenCost.
 
     Raises:
         ConfigError: The text is not a window, or not a whole number of hours.
@@ -288,7 +288,7 @@ ASSET_PARAMETERS: tuple[Parameter, ...] = (
 
 
 def wanted_of(values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return all conditions together."""
+    """Return all conditions of a request, by property."""
     found: dict[str, frozenset[str]] = dict(values["filter"] or {})
     if (namespaces := values["filterNamespaces"]) is not None:
         found["namespace"] = found.get("namespace", namespaces) & namespaces
@@ -299,7 +299,7 @@ def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tu
     """Return the periods of the sets, in the order of time.
 
     Raises:
-        ConfigError: There would be too many.
+        ConfigError: There are too many sets.
     """
     period = _CALENDAR.get(values["accumulate"])
     seconds = _LENGTHS.get(values["accumulate"]) or values["step"] or window.seconds
@@ -321,11 +321,11 @@ def sets_of(window: Window, values: Mapping[str, Any], zone: tzinfo = UTC) -> tu
 
 
 def dimensions_of(names: Iterable[str]) -> tuple[Dimension, ...]:
-    """Return the ledger's dimensions for properties, each once."""
+    """Return the ledger's dimensions for properties, without duplicates."""
     return tuple(dict.fromkeys(dimension for name in names if (dimension := dimension_of(name))))
 
 
 def pushed(wanted: Mapping[str, frozenset[str]]) -> Filters:
-    """Return what can be left to the source: kinds are spelt otherwise there."""
+    """Return the filters that the source can apply; kinds are left out, because the ledger spells them differently."""
     found = {dimension_of(name): values for name, values in wanted.items() if name != "controllerKind"}
     return Filters(wanted={dimension: values for dimension, values in found.items() if dimension is not None})

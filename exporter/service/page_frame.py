@@ -1,4 +1,4 @@
-"""What every page shows: the menu, the filters, whether what it shows is real, new, whole and priced."""
+"""Provides the frame of every page: menu, filters, and notes on simulation, freshness, completeness and prices."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from exporter.service.parameters import SHARE_IDLE, SHARE_UNALLOCATED, WINDOW, c
 from exporter.service.parameters import read as read_values
 
 NONE = "(none)"
-"""In an address: the value is empty, as the team of those that have none. An empty parameter asks for nothing."""
+"""Value in an address that means the empty value, such as no team. An empty parameter does not filter."""
 _OF_A_TABLE = ("sort", "page", "q", "columns")
 _DATES = ("from", "to")
 _TWO_DATES = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.\.(\d{4}-\d{2}-\d{2}))?")
@@ -31,46 +31,46 @@ Asked = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A page as it was asked for."""
+    """A parsed request of a page."""
 
     prefix: str
-    """Of all paths, where a proxy serves this below a folder; else empty."""
+    """Prefix of all paths if a proxy serves the pages below a folder; otherwise empty."""
     path: str
     window: Window
     now_seconds: float
     asked: Asked = field(default_factory=dict)
-    """Every known parameter that is not empty, as it was written."""
+    """Known parameters that are not empty, as written."""
     question: Question = field(default_factory=Question)
-    """Its filters, and how money without an owner is shared."""
+    """Filters, and sharing of money without an owner."""
     is_funnel: bool = False
-    """Whether tables show the steps from held to effective in the place of idle and unknown time."""
+    """Whether tables show the steps from held to effective instead of idle and unknown time."""
     page: int = 1
     usual_currency: str = ""
-    """That which most of the fleet's GPU-hours were paid in: what is shown where none is asked for."""
+    """Currency of most of the fleet's GPU-hours, shown by default."""
 
     def first(self, name: str, otherwise: str = "") -> str:
-        """Return a parameter as it was written, the first time where it was several times."""
+        """Return the first value of a parameter, as written."""
         return self.asked.get(name, (otherwise,))[0]
 
     def currency_of(self, report: FleetReport | None) -> str:
-        """Return the first in which there is money of the one that was asked for, the usual one, and any."""
+        """Return the first currency with money: the requested one, the usual one, any other."""
         there = report.currencies if report else ()
         wanted = (self.first("currency"), self.usual_currency)
         return next((one for one in wanted if one in there), there[0] if there else "")
 
     @property
     def window_text(self) -> str:
-        """The window as it was written, or the default one."""
+        """The window as written, or the default window."""
         return self.first("window", DEFAULT_WINDOW)
 
     def about(self, *by: Dimension, with_series: bool = False) -> Question:
-        """Return what is asked for, by some dimensions."""
+        """Return the question of the page with the given dimensions."""
         return replace(self.question, by=by, with_series=with_series)
 
     def link(self, path: str | None = None, **changes: str | int | None) -> str:
         """Return the address of a page with the same window, filters, sharing and currency, except ``changes``.
 
-        ``None`` takes a parameter away. Another page begins with its own order and its first hundred.
+        ``None`` removes a parameter. The address of another page has no order and no page number.
         """
         asked = dict(self.asked)
         if path is not None and path != self.path:
@@ -86,18 +86,18 @@ class View:
         return f"{self.prefix}{path}" + (f"?{urlencode(pairs, quote_via=quote, safe=':/')}" if pairs else "")
 
     def menu(self, path: str) -> str:
-        """Return the address of a page of the menu; the subject of a page is no filter of the next one."""
+        """Return the address of a page of the menu; it does not keep the subject of an owner page as a filter."""
         subject: Iterable[str] = ()
         if self.path == "/owner":
             subject = (name for name in dimensions_in(self.asked) if name != "cluster")
         return self.link(path, **dict.fromkeys(subject))
 
     def owner(self, **parts: str) -> str:
-        """Return the address of the page on an owner, within the filters."""
+        """Return the address of an owner's page, within the filters."""
         return self.link("/owner", **{name: value or NONE for name, value in parts.items()})
 
     def workload(self, of: LineKey) -> str:
-        """Return the address of the page on a line's workload."""
+        """Return the address of the page of a line's workload."""
         where = {"cluster": of.cluster} if of.cluster else {}
         return self.owner(**where, namespace=of.namespace, kind=of.kind, workload=of.workload)
 
@@ -115,7 +115,7 @@ class View:
 
 
 def dimensions_in(asked: Asked) -> list[Dimension]:
-    """Return the dimensions that a page is filtered by, labels last."""
+    """Return the dimensions in the filters of a page, labels last."""
     return [name for name in DIMENSIONS if name in asked] + [name for name in asked if name.startswith(LABEL)]
 
 
@@ -130,21 +130,21 @@ _NAMES = tuple(parameter.name for parameter in _PARAMETERS)
 
 
 def read_view(path: str, pairs: Iterable[tuple[str, str]], now: Now, prefix: str = "") -> View:
-    """Understand the parameters of a page; unknown ones are passed over, as are all but the first of one name.
+    """Parse the parameters of a page; unknown names, and all but the first value of a name, are ignored.
 
     Raises:
-        ConfigError: With every parameter that cannot be understood.
+        ConfigError: Lists every invalid parameter.
     """
     known = {*_NAMES, *_DATES, "currency", *_OF_A_TABLE, *DIMENSIONS}
     asked: dict[str, tuple[str, ...]] = {}
     for name, value in pairs:
         if (name in known or (name.startswith(LABEL) and not label_problem(name))) and value.strip():
-            # Bytes of an address that are no UTF-8 come as surrogates, which no link can have.
+            # Bytes of an address that are not UTF-8 become surrogates, which a link cannot contain.
             text = value.strip()[:_LONGEST].encode("utf-8", "replace").decode()
             asked[name] = (*asked.get(name, ()), text)
     problems = too_many_labels("the page's address", asked)
     first, last = (asked.pop(name, ("",))[0] for name in _DATES)
-    if first and last:  # of the form; both days are in the window
+    if first and last:  # both fields of the form; the window includes both days
         asked["window"] = (f"{first}..{last}",)
     elif first or last:
         problems.append("from, to: one of the two dates is missing; give both, or neither and a period")
@@ -170,15 +170,15 @@ def read_view(path: str, pairs: Iterable[tuple[str, str]], now: Now, prefix: str
 
 
 GROUPS: tuple[Dimension, ...] = ("cluster", "namespace", "team", "model")
-"""Few enough lines in any fleet to be had with their days, and what the filters of every page offer."""
+"""Dimensions that every page offers as filters; few enough lines in any fleet to read with their days."""
 MOST_CHOICES = 500
 
 
 def choices(report: FleetReport | None, labels: Mapping[str, tuple[str, ...]]) -> Mapping[Dimension, tuple[str, ...]]:
-    """Return what the filters can be set to, in alphabetical order.
+    """Return the values that filters offer, in alphabetical order.
 
     Args:
-        report: By ``GROUPS``; ``None`` where it is not known.
+        report: Report by ``GROUPS``; ``None`` if it is unknown.
         labels: Values of cost labels by key.
     """
     lines = (*report.held, *report.apart) if report else ()
@@ -196,14 +196,14 @@ def make_frame(
     offered: Mapping[Dimension, tuple[str, ...]],
     whole: FleetReport | None,
 ) -> dict[str, object]:
-    """Return what ``base.html`` shows around a page.
+    """Return the values of ``base.html`` around a page.
 
     Args:
         view: The page.
-        freshness: How new the data is.
-        report: Of what the page shows; ``None`` where nothing could be read.
-        offered: What the filters can be set to.
-        whole: All of the period by ``GROUPS`` and day; ``None`` where it is not known.
+        freshness: Freshness of the data.
+        report: Report of the page; ``None`` if it could not be read.
+        offered: Values that the filters offer.
+        whole: Report on the whole period by ``GROUPS`` and day; ``None`` if it is unknown.
     """
     labels = [name for name in dict.fromkeys((*offered, *view.asked)) if name.startswith(LABEL)]
     filtered, dates = dimensions_in(view.asked), _TWO_DATES.fullmatch(view.window_text)
@@ -215,7 +215,7 @@ def make_frame(
         "filtered": filtered,
         "chips": 0 if view.path == "/owner" else len(filtered) + view.question.is_shared,
         "currency": view.currency_of(report),
-        # An empty page says in its own words that nothing matches.
+        # An empty page itself shows that nothing matches.
         "notes": [note for note in report.trust.notes if not note.startswith(NO_MATCH)] if report else (),
         "unpriced": tuple(_unpriced(whole)) if whole and report and report.total.unpriced_seconds else (),
         "unknown": tuple(_unknown(view, offered)),
@@ -224,7 +224,7 @@ def make_frame(
 
 
 def _unpriced(whole: FleetReport) -> Iterator[tuple[str, float, str, str, str]]:
-    """Yield model, seconds, first and last day, and a row for a price book, of what has no price; the most first."""
+    """Yield model, seconds, first and last day, and a row for a price book, of unpriced time; most seconds first."""
     found: dict[str, list[float]] = {}
     for line in (*whole.held, *whole.apart):
         sums = found.setdefault(line.key.model, [0.0] * len(whole.periods))
@@ -238,21 +238,21 @@ def _unpriced(whole: FleetReport) -> Iterator[tuple[str, float, str, str, str]]:
 
 
 def _windows(now_seconds: float) -> list[tuple[str, str]]:
-    """Return names and texts of usual periods."""
+    """Return names and texts of common periods."""
     today = datetime.fromtimestamp(now_seconds, tz=UTC)
     last = f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
     offered = [("7 days", "7d"), ("30 days", "30d"), ("90 days", "90d"), ("Last month", last)]
     if today.day > 1 or today.hour:
-        # In its first hour a month has no hour yet.
+        # A month has no recorded hour in its first hour.
         offered.insert(3, ("This month", f"{today:%Y-%m}"))
     return offered
 
 
 def _unknown(view: View, offered: Mapping[Dimension, tuple[str, ...]]) -> Iterator[str]:
-    """Yield the filters with a value that nothing in the period has, and the values that come near."""
+    """Yield texts on filter values without data in the period, with similar values."""
     for name, known in offered.items():
         if name.startswith(LABEL):
-            continue  # offered are those of the last day, not of this period
+            continue  # offered values are those of the last day, not of this period
         for value in view.asked.get(name, ()):
             if value in known or len(known) >= MOST_CHOICES:
                 continue

@@ -1,4 +1,4 @@
-"""The tables of owners, models and places: their lines in the order that was asked for, a hundred at a time."""
+"""Builds the tables of owners, models and places: sorted lines, a hundred per page."""
 
 import re
 from collections import Counter
@@ -25,20 +25,20 @@ from exporter.service.fleet import Fleet
 from exporter.service.page_frame import DEFAULT_WINDOW, GROUPS, View
 
 LINES = 100
-"""Of one page."""
+"""Lines per page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a table is of."""
+    """The subject of a table."""
 
     title: str
     by: tuple[Dimension, ...]
-    """Dimensions of its lines, and other facts about them."""
+    """Dimensions of the lines, and of other facts about them."""
     name: Dimension
-    """What a line is called by."""
+    """Dimension that names a line."""
     is_place: bool = False
-    """GPUs without an owner belong to its lines, as those of a node do."""
+    """Whether GPUs without an owner belong to the lines, such as those of a node."""
 
 
 WORKLOADS = Subject(title="Workloads", by=("cluster", "namespace", "kind", "workload", "team"), name="workload")
@@ -55,11 +55,11 @@ SUBJECTS: Mapping[str, Subject] = {
 
 
 FIRST = tuple(Asked(DEFAULT_WINDOW, one) for one in (Question(by=GROUPS, with_series=True), Question(by=WORKLOADS.by)))
-"""Reports of the page of a first visit, which take long to read."""
+"""Reports of the start page, which take long to read."""
 
 
 def subject_of(name: str) -> Subject:
-    """Return the subject of the page ``/by/name``; an unknown name is that of a label."""
+    """Return the subject of the page ``/by/name``; an unknown name is a label."""
     return SUBJECTS.get(name) or Subject(title=f"Label {title(name)}", by=(name,), name=name)
 
 
@@ -70,14 +70,14 @@ class TableRow:
     name: str
     line: ReportLine
     beside: str = ""
-    """What else is known of it, in small letters."""
+    """Secondary facts, shown in small letters."""
     href: str = ""
     length: float = 0.0
-    """Of its bar, 0 to 1: its part of the money of the largest row."""
+    """Length of the bar, 0 to 1: part of the money of the largest row."""
     nobodys: Mapping[str, Figures] = field(default_factory=dict)
-    """By kind what had no owner there, where the row is a place."""
+    """Figures without an owner in the place of the row, by kind; empty if the row is not a place."""
     prices: Sequence[PriceNow] = ()
-    """Rows of the price book that hold there."""
+    """Rows of the price book that apply to the row."""
 
 
 class Column(NamedTuple):
@@ -85,17 +85,17 @@ class Column(NamedTuple):
 
     name: str
     words: str
-    """Its heading."""
+    """Heading of the column."""
     value: Callable[[TableRow], float | None]
-    """What a row has there; ``None`` where it has nothing, or that is not known."""
+    """Returns the value of a row; ``None`` if the row has no value, or it is unknown."""
     form: Callable[[float], str] = decimal
     special: Callable[[TableRow], str] | None = None
-    """What is shown in the place of the value."""
+    """Returns the text of a row, shown instead of the value."""
     is_minor: bool = False
-    """Not shown on a phone."""
+    """Whether phones hide the column."""
 
     def text(self, row: TableRow) -> str:
-        """Return what is shown of a row."""
+        """Return the text of a row in this column."""
         if self.special:
             return self.special(row)
         value = self.value(row)
@@ -103,7 +103,7 @@ class Column(NamedTuple):
 
 
 def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funnel: bool) -> Iterator[Column]:
-    """Yield the columns after the name; of a funnel what was held, active and effective of each row."""
+    """Yield the columns after the name; for a funnel, held, active and effective amounts."""
     ratio = Column("effective", "Effective %", lambda row: row.line.ratio("effective_ratio"), special=_effective_words)
     if is_funnel:
         yield from (*_of_states(("active", "effective"), ("active", "effective"), currency), ratio)
@@ -129,7 +129,7 @@ def columns_of(report: FleetReport, currency: str, subject: Subject, *, is_funne
 
 
 def _of_states(of_hours: Sequence[str], of_money: Sequence[str], currency: str) -> Iterator[Column]:
-    """Yield hours and money: of all, and of some states."""
+    """Yield the columns of total hours and money, and those of some states."""
     yield Column("hours", "GPU-hours", lambda row: row.line.figures.seconds.total, hours)
     for name in of_hours:
         key = "effective-hours" if name == "effective" else name
@@ -151,25 +151,25 @@ def _of_nobody(kind: str, currency: str, row: TableRow) -> float | None:
 
 
 def _cost_words(currency: str, row: TableRow) -> str:
-    """Return the cost; a dash where it is in other currencies."""
+    """Return the cost; a dash if it is in other currencies."""
     return cost_words(row.line, currency, "—" if row.line.figures.seconds.total else "")
 
 
 def _part(report: FleetReport, currency: str, row: TableRow) -> float | None:
-    """Return a row's part of the money, or of the hours where nothing has a price; ``None`` of a sum."""
+    """Return a row's part of the money, or of the hours without a currency; ``None`` for a sum."""
     part, whole = _total(row.line.figures, currency), report.total.amounts(currency).total
     return None if row.line.owned or part is None or not whole else part / whole
 
 
 def _total(figures: Figures | None, currency: str) -> float | None:
-    """Return money, ``None`` without any in the currency; seconds where no currency is named."""
+    """Return the money in a currency, ``None`` without any; the seconds for an empty currency."""
     if figures is None or (currency and currency not in figures.money):
         return None
     return figures.amounts(currency).total
 
 
 def _effective_words(row: TableRow) -> str:
-    """Return the effective part of the profiled time, and the coverage if that is not all of the active time."""
+    """Return the effective part of the profiled time, and the coverage if not all active time was profiled."""
     seconds = row.line.states.seconds if row.line.states else NO_SECONDS
     if seconds.effective_ratio is None or seconds.profiled_ratio is None:
         return ""
@@ -184,7 +184,7 @@ def _charged(row: TableRow, currency: str) -> float | None:
 
 
 def _rate(row: TableRow, currency: str) -> float | None:
-    """Return the mean price of a GPU-hour; ``None`` where a part was paid in another currency, or nothing was."""
+    """Return the mean price of a GPU-hour; ``None`` if the row has no money, or money in another currency."""
     seconds = row.line.figures.seconds.total - row.line.figures.unpriced_seconds
     paid = row.line.figures.money
     return paid[currency].total / seconds * HOUR_SECONDS if list(paid) == [currency] and seconds > 0 else None
@@ -208,7 +208,7 @@ def make_table(
     lines: int = LINES,
     prices: PriceRows | None = None,
 ) -> dict[str, object]:
-    """Return the page of the table."""
+    """Return the values of a page of the table."""
     rows = _rows(report, view, currency, subject, prices or {})
     foot = _foot(report, view, subject)
     found = _searched(rows, view.first("q"))
@@ -217,7 +217,7 @@ def make_table(
     sort = view.first("sort")
     if sort.removeprefix("-") not in {*sorts, "name"}:
         sort = "-cost" if currency else "-hours"
-    # Names first, so that equal figures stay in one order whichever way they are sorted.
+    # By name first, so that rows with equal figures keep the same order in both directions.
     found.sort(key=lambda row: (row.name.casefold(), row.beside.casefold()), reverse=sort == "-name")
     if value := sorts.get(sort.removeprefix("-")):
         found.sort(key=lambda row: (value(row) is not None, value(row) or 0.0), reverse=sort.startswith("-"))
@@ -240,13 +240,13 @@ def make_table(
         "page": page,
         "pages": pages,
         "file": re.sub(r"[^A-Za-z0-9.-]+", "-", f"gpu-cost-{view.window_text}-{subject.name}"),
-        # A filter may leave out parts of FOCUS' split charges, which must sum to the whole.
+        # Other filters would remove parts of FOCUS' split charges, which must sum to the whole.
         "has_focus": set(view.question.filters.wanted) <= ORIGIN_DIMENSIONS,
     }
 
 
 def _foot(report: FleetReport, view: View, subject: Subject) -> list[TableRow]:
-    """Return the rows below those of owners: their sum, what has no owner, and the total."""
+    """Return the rows below those of owners: the sum of owners, lines without an owner, and the total."""
     before, nobodys = report.before, _apart(report, subject)
     earlier = {line.key: line.figures for line in _apart(before, subject)} if before else {}
     apart = [make_row(replace(line, before=earlier.get(line.key, NOTHING)), view, subject) for line in nobodys]
@@ -260,7 +260,7 @@ def _foot(report: FleetReport, view: View, subject: Subject) -> list[TableRow]:
 
 
 def _rows(report: FleetReport, view: View, currency: str, subject: Subject, prices: PriceRows) -> list[TableRow]:
-    """Return the rows of owners; of a place with what had no owner there."""
+    """Return the rows of owners; rows of places include their time without an owner."""
     nobodys: dict[LineKey, dict[str, Figures]] = {}
     for line in report.apart if subject.is_place else ():
         nobodys.setdefault(line.key._replace(kind=""), {})[line.key.kind] = line.figures
@@ -285,7 +285,7 @@ def _rows(report: FleetReport, view: View, currency: str, subject: Subject, pric
 
 
 def names_of(lines: Sequence[ReportLine], subject: Subject) -> list[str]:
-    """Return what lines are called, with their cluster where two would be the same."""
+    """Return the names of lines; lines with the same name get their cluster."""
     names = [name_of(line.key, subject.name) for line in lines]
     counts = Counter(names)
     return [
@@ -295,7 +295,7 @@ def names_of(lines: Sequence[ReportLine], subject: Subject) -> list[str]:
 
 
 def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
-    """Return the lines without an owner; of places only their sums, as the places have them in columns."""
+    """Return the lines without an owner; for places, whose columns show them, only their sums."""
     if not subject.is_place:
         return report.apart
     kinds: dict[str, list[ReportLine]] = {}
@@ -305,7 +305,7 @@ def _apart(report: FleetReport, subject: Subject) -> Sequence[ReportLine]:
 
 
 def make_row(line: ReportLine, view: View, subject: Subject) -> TableRow:
-    """Return a line as a row."""
+    """Convert a line to a row."""
     return TableRow(
         name=name_of(line.key, subject.name),
         line=line,
@@ -315,7 +315,7 @@ def make_row(line: ReportLine, view: View, subject: Subject) -> TableRow:
 
 
 def name_of(key: LineKey, dimension: Dimension) -> str:
-    """Return the name of a line: the value, or words if there is none."""
+    """Return the name of a line: the value, or a placeholder for an empty value."""
     if key.is_apart:
         return key.kind
     if dimension == "workload":
@@ -327,9 +327,9 @@ def name_of(key: LineKey, dimension: Dimension) -> str:
 
 
 def _beside(key: LineKey, subject: Subject, view: View, *, with_cluster: bool = False) -> str:
-    """Of a workload kind, team and cluster; of a node its pool; of what has no owner here where it was.
+    """Return secondary facts: kind, team and cluster of a workload, pool of a node, place of a line without an owner.
 
-    What the page is filtered by is not said again on each line.
+    Values in the filters of the page are not repeated on each line.
     """
     if key.is_apart or subject is PLACES:
         where = [key.value(name) for name in subject.by if name not in {"kind", "workload", "team"}]
@@ -362,7 +362,7 @@ def _searched(rows: Sequence[TableRow], search: str) -> list[TableRow]:
 
 
 def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recommendation]:
-    """Return those within the filters; what a recommendation does not know, as the pool, it is not said to have."""
+    """Return the recommendations within the filters; a filter on an unknown dimension, such as pool, excludes all."""
     return [
         one
         for one in recommendations
@@ -374,12 +374,12 @@ def advised(recommendations: Sequence[Recommendation], view: View) -> list[Recom
 
 
 async def recommendations(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """Return the page of recommendations."""
+    """Return report and values of the page of recommendations."""
     report = await fleet.report(view.window, view.about())
     advice = advised(fleet.recommendations.value, view)
     return report, {"advice": advice, "savings": sorted(totals(advice).items())}
 
 
 async def plain(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """Return a page that is the same for every question."""
+    """Return report and values of a page that does not depend on the question."""
     return await fleet.report(view.window, Question()), {}

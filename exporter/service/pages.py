@@ -1,4 +1,4 @@
-"""The pages of the cost service: each reads the figures of the fleet, is rendered here, and works without a script."""
+"""Builds the pages of the cost service from the data of the fleet; the pages work without scripts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -32,14 +32,14 @@ from exporter.web.responses import Body, response_of
 Read = TypeVar("Read")
 _LARGEST, _WASTE = 5, 8
 _AT_WORK_RATIO = 0.05
-"""A day with less activity than this was one of waste."""
+"""A day with less activity than this counts as waste."""
 _WASTE_LEAST_SECONDS = HOUR_SECONDS
 _RANKED = ("team", "namespace", "model")
 _OF_A_WORKLOAD: tuple[Dimension, ...] = ("namespace", "workload")
 
 
 def usual_currency(report: FleetReport) -> str:
-    """Return the currency that most GPU-hours were paid in; empty if nothing has a price."""
+    """Return the currency of most GPU-hours; empty if nothing has a price."""
     seconds = dict.fromkeys(report.currencies, 0.0)
     for line in report.held:
         for currency in line.figures.money:
@@ -48,10 +48,10 @@ def usual_currency(report: FleetReport) -> str:
 
 
 async def summed(fleet: Fleet, view: View, *by: Dimension) -> FleetReport:
-    """Return the report, day by day except for workloads; summed from the one at all ``GROUPS`` if that is the same."""
-    # What is spread evenly depends on how many lines there are.
+    """Return the report, per day except for workloads; if possible, summed from the report by ``GROUPS``."""
+    # Money that is spread evenly depends on the number of lines.
     if view.question.is_shared or not set(by) <= set(GROUPS):
-        # Thousands of workloads with their days would be a lot to read for the few that are shown.
+        # Reading thousands of workloads per day would be slow, and the page shows few of them.
         return await fleet.report(view.window, view.about(*by, with_series=by != tables.WORKLOADS.by))
     report = await fleet.report(view.window, view.about(*GROUPS, with_series=True))
     return replace(
@@ -63,7 +63,7 @@ async def summed(fleet: Fleet, view: View, *by: Dimension) -> FleetReport:
 
 
 async def with_days(fleet: Fleet, view: View, report: FleetReport, lines: Sequence[ReportLine]) -> list[ReportLine]:
-    """Return lines of a report on workloads that was read without days, with their days, in the same order."""
+    """Return lines of a report on workloads with their days, in the same order; the report has no days."""
     if not lines:
         return []
     wanted = dict(view.question.filters.wanted)
@@ -86,7 +86,7 @@ def _regrouped(lines: Iterable[ReportLine], by: Sequence[Dimension]) -> tuple[Re
 
 
 async def overview(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """Return the fleet's report, and the values of the template."""
+    """Return the report of the fleet, and the values of the template."""
     total, workloads = await asyncio.gather(
         fleet.report(view.window, view.about(*GROUPS, with_series=True)), summed(fleet, view, *tables.WORKLOADS.by)
     )
@@ -115,7 +115,7 @@ def _used(state: BudgetState) -> float:
 
 
 def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
-    """Return owners with the most idle money, or idle hours if nothing has a price."""
+    """Return the owners with the most idle money, or idle hours if nothing has a price."""
 
     def size(line: ReportLine) -> float:
         return line.figures.amounts(currency).idle
@@ -125,8 +125,8 @@ def _wasteful(report: FleetReport, currency: str) -> list[ReportLine]:
 
 
 _Waste = tuple[tables.TableRow, float | None, float | None, float | None]
-"""An owner with idle GPUs, and starts of days of the window: the first and the last on which it held GPUs, and
-the last on which these were at work. ``None``: it held some before the window, on its last day, and on none."""
+"""Row of an owner with idle GPUs, and starts of days of the window: first and last day with held GPUs, last day at
+work. ``None``: it held GPUs before the window, on its last day, or was never at work."""
 
 
 def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: View) -> _Waste:
@@ -144,7 +144,7 @@ def _waste(line: ReportLine, starts: Sequence[int], report: FleetReport, view: V
 def _ranking(
     report: FleetReport, view: View, currency: str, name: str
 ) -> tuple[str, str, Sequence[tables.TableRow], int]:
-    """Return title, address and rows of the dearest of a sort, and how many more there are."""
+    """Return title, address and rows of the dearest lines of a subject, and the number of other lines."""
     subject = tables.SUBJECTS[name]
     lines = [line for line in report.held if not currency or currency in line.figures.money]
     if currency:
@@ -160,13 +160,13 @@ def _ranking(
 
 _DRAWN, _FEW = 8, 25
 _SUBJECTS: tuple[Dimension, ...] = ("workload", "namespace", "model", "node", "pool", "team", "cluster")
-"""What a page can be on, the narrowest first, labels between pool and team."""
+"""Dimensions that can be the subject of a page, the narrowest first; labels come between pool and team."""
 _OF_PODS: tuple[Dimension, ...] = ("namespace", "workload", "node")
-"""Subjects with a list of pods: that of a whole team or cluster would be too long to read."""
+"""Subjects with a list of pods; the list of a whole team or cluster would be too long."""
 
 
 async def table(fleet: Fleet, view: View, name: str) -> tuple[FleetReport, dict[str, object]]:
-    """Return a page of ``SUBJECTS``."""
+    """Return report and values of a page of ``SUBJECTS``."""
     subject = tables.subject_of(name)
     report, everyone = await asyncio.gather(summed(fleet, view, *subject.by), summed(fleet, view))
     if before := fleet.before(view.window):
@@ -178,14 +178,14 @@ async def table(fleet: Fleet, view: View, name: str) -> tuple[FleetReport, dict[
     named = list(zip(tables.names_of(drawn, subject), drawn, strict=True))
     return report, {
         "subject": subject,
-        # Thousands of lines are not to keep other visitors waiting.
+        # In a thread, because thousands of lines would block other requests.
         "table": await asyncio.to_thread(tables.make_table, report, view, currency, subject),
         "chart": charts.largest(everyone, currency, named, more=len(report.held) > len(named)),
     }
 
 
 async def owner(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object]]:
-    """Return the page on the subject of the filters."""
+    """Return report and values of the page on the subject of the filters."""
     asks_pods = any(name in view.question.filters.wanted for name in _OF_PODS)
 
     async def pods_now() -> Sequence[PodDocument]:
@@ -217,7 +217,7 @@ async def owner(fleet: Fleet, view: View) -> tuple[FleetReport, dict[str, object
 
 
 async def _tried(reading: Awaitable[Read], otherwise: Read) -> tuple[Read, str]:
-    """Return what was read, and why it was not."""
+    """Return the result and no text, or the alternative and the reason of the failure."""
     try:
         return await reading, ""
     except PrometheusError as error:
@@ -229,7 +229,7 @@ def _named(view: View, name: Dimension) -> str:
 
 
 def _title(view: View) -> tuple[str, str]:
-    """Return the kind of the subject, and its name."""
+    """Return the kind and the name of the subject."""
     for name in _subjects(view):
         kind = view.asked.get("kind") if name == "workload" else None
         return (kind[0] if kind and kind[0] != NONE else title(name), _named(view, name))
@@ -243,7 +243,7 @@ def _subjects(view: View) -> list[Dimension]:
 
 
 def _crumbs(view: View) -> list[tuple[str, str]]:
-    """Return names and addresses of the pages from the fleet to this one."""
+    """Return names and addresses of the pages from the fleet to this page."""
     crumbs = [("Overview", view.menu("/"))]
     so_far: dict[str, str | None] = dict.fromkeys(dimensions_in(view.asked))
     here = _subjects(view)[::-1]
@@ -257,7 +257,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
 )
-"""Only what this service serves may run or be loaded: a pod's name that smuggles in markup would still do nothing."""
+"""Content of this service only: markup in the name of a pod cannot run scripts or load files."""
 _A_YEAR = "public, max-age=31536000, immutable"
 
 _Make = Callable[[Fleet, View], Awaitable[tuple[FleetReport, dict[str, object]]]]
@@ -265,13 +265,13 @@ _Make = Callable[[Fleet, View], Awaitable[tuple[FleetReport, dict[str, object]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Every page, and what they load."""
+    """All pages, and the files that they load."""
 
     fleet: Fleet
     settings: ServeSettings
 
     def add_to(self, app: web.Application) -> None:
-        """Add all of them to an application."""
+        """Add the routes to an application."""
         pages: tuple[tuple[str, str, _Make], ...] = (
             ("/", "overview.html", overview),
             ("/owner", "owner.html", owner),
@@ -289,7 +289,7 @@ class Pages:
         app.router.add_get("/static/{name}", self._static)
 
     def _view(self, path: str, pairs: Iterable[tuple[str, str]] = ()) -> View:
-        """Return the page as it is asked for, by default with nothing asked for."""
+        """Parse the request of a page; by default, a request without parameters."""
         return read_view(path, pairs, self.fleet.now(), self.settings.path_prefix)
 
     async def _page(self, request: web.Request, *, path: str, template: str, make: _Make) -> web.Response:
@@ -300,7 +300,7 @@ class Pages:
         return await self._respond(request, template, view, values, report=report, whole=whole)
 
     async def _label(self, request: web.Request) -> web.Response:
-        """Answer with the table of a label's values."""
+        """Return the table of a label's values."""
         dimension = request.match_info["dimension"]
         if label_problem(dimension):
             raise web.HTTPNotFound
@@ -308,11 +308,11 @@ class Pages:
         return await self._page(request, path=f"/by/{dimension}", template="table.html", make=make)
 
     async def _runbook(self, request: web.Request) -> web.Response:
-        """Answer with the runbook, to which alerts link; it needs no Prometheus."""
+        """Return the runbook, the target of links in alerts; it needs no Prometheus."""
         return await self._respond(request, "runbook.html", self._view("/runbook"), {})
 
     async def _dashboard(self, request: web.Request) -> web.Response:
-        """Lead a link to one of Grafana's dashboards to the page on the same subject, for those without Grafana."""
+        """Redirect a link to a Grafana dashboard to the page on the same subject, for users without Grafana."""
         target = self._view("").link("/")
         for subject, path in (("node", "/by/node"), ("namespace", "/by/workload")):
             value = request.query.get(f"var-{subject}")
@@ -321,7 +321,7 @@ class Pages:
         return web.Response(status=HTTPStatus.FOUND, headers={hdrs.LOCATION: target})
 
     async def error_page(self, request: web.Request, status: int, problems: tuple[str, ...]) -> web.Response:
-        """Answer with an error of any path as a page, with the filters if they are understood."""
+        """Return the page of an error on any path, with the filters if they are valid."""
         path = request.path.removeprefix(self.settings.path_prefix)
         try:
             view = self._view(path, request.query.items())
@@ -368,7 +368,7 @@ class Pages:
             **values,
         }
         page = await asyncio.to_thread(templating.render, "exporter.service", template, shown)
-        # What cannot be encoded (half a surrogate pair in a name) is shown as a question mark.
+        # Half a surrogate pair in a name cannot be encoded and becomes a question mark.
         body = Body(page.encode("utf-8", "replace"), responses.HTML)
         headers = {"Content-Security-Policy": _POLICY}
         return await responses.respond(request, body, status=status, headers=headers)

@@ -1,4 +1,4 @@
-"""The service's HTTP face: pages, API, metrics and health under one application that only reads."""
+"""Routes HTTP requests to pages, API, metrics and health, in one read-only application."""
 
 import asyncio
 import ipaddress
@@ -26,7 +26,7 @@ from exporter.web.responses import Bodies, Body, json_body, response_of
 
 LOG = logging.getLogger("exporter.service")
 _PREFIX_BITS = 64
-"""One host of IPv6 has that many addresses of its own."""
+"""Bits of the network of an IPv6 host, which may use any of its addresses."""
 _API = ("/api/", "/allocation", "/assets", "/model/", "/metrics", "/healthz", "/readyz", "/openapi.json")
 
 
@@ -35,7 +35,7 @@ def create_app(fleet: Fleet, settings: ServeSettings) -> web.Application:
     site = _Site(fleet=fleet, settings=settings, pages=Pages(fleet=fleet, settings=settings))
     app = site.app([site.own_host, _known_client, site.plain_errors])
     if settings.path_prefix:
-        # People write an address without the slash at its end.
+        # Users type the address without the slash at its end.
         app.router.add_get(settings.path_prefix, partial(_redirect, to=f"{settings.path_prefix}/"))
         app.add_subapp(settings.path_prefix, site.app([]))
     return app
@@ -43,7 +43,7 @@ def create_app(fleet: Fleet, settings: ServeSettings) -> web.Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """All that the service answers; what is in common for all requests."""
+    """The handlers of the service, and their shared state."""
 
     fleet: Fleet
     settings: ServeSettings
@@ -81,7 +81,7 @@ class _Site:
         return await responses.respond(request, json_body(described))
 
     async def answer(self, request: web.Request, *, endpoint: Endpoint) -> web.Response:
-        """Answer with what an endpoint of the API returns."""
+        """Return the answer of an endpoint of the API."""
         ignored: list[str] = []
         lenient = ignored if endpoint.ignores_unknown else None
         values = read(endpoint.parameters, request.query.items(), self.fleet.now(), lenient)
@@ -92,7 +92,7 @@ class _Site:
 
     @web.middleware
     async def own_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse names that are not the service's, so that a DNS name that is rebound to it reads nothing."""
+        """Refuse other host names, so that DNS rebinding cannot read data of the service."""
         address = self.settings.serving.external_url
         if address and not _is_own(request.headers.get(hdrs.HOST, ""), address):
             words = f"this service is {address}; ask for it by that name, its address or its *.svc name"
@@ -101,7 +101,7 @@ class _Site:
 
     @web.middleware
     async def plain_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn errors into answers with the fix."""
+        """Convert errors to answers that contain the fix."""
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
@@ -126,7 +126,7 @@ class _Site:
         except PrometheusError as error:
             return await self._problem(request, 503, (str(error),))
         except Exception as error:
-            # A page that cannot be made must not end the process, nor hide: it is logged with its cause.
+            # An error in a page must not end the process, and is logged with its traceback.
             LOG.exception("request failed", extra={"path": request.path})
             is_ours = isinstance(error, ExporterError)
             words = str(error) if is_ours else "this could not be answered; the service's log has the cause"
@@ -146,16 +146,16 @@ async def _redirect(request: web.Request, *, to: str) -> web.Response:
 
 @web.middleware
 async def _known_client(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Remember the client of a request: one client must leave room for others."""
+    """Store the client of a request for the limit on readings per client."""
     CLIENT.set(client_of(request.transport.get_extra_info("peername") if request.transport else None))
     return await handler(request)
 
 
 def client_of(peer: object) -> str:
-    """Return a client's name: an IPv4 address, or the network of an IPv6 one; empty where there is none.
+    """Return a client's name: an IPv4 address, or the network of an IPv6 address; empty if unknown.
 
     Args:
-        peer: As a transport has it.
+        peer: Peer name of the transport.
     """
     found = address_of(peer)
     if isinstance(found, ipaddress.IPv6Address):
@@ -164,7 +164,7 @@ def client_of(peer: object) -> str:
 
 
 def _is_own(host: str, external_url: str) -> bool:
-    """Whether a Host header names the service; no public DNS name is a literal address, or ends in ``.svc``."""
+    """Return whether a Host header names the service; no public DNS name is an IP address or ends in ``.svc``."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         own = (urlsplit(external_url).hostname or "").rstrip(".")

@@ -1,4 +1,4 @@
-"""Starts the service's parts in the right order, serves until a signal, and stops them all."""
+"""Starts the parts of the service in order, serves until a signal, and stops all parts."""
 
 import asyncio
 import logging
@@ -23,19 +23,19 @@ from exporter.web.http_server import HttpServer, bind
 LOG = logging.getLogger("exporter.service")
 
 SHUTDOWN_SECONDS = 1.5
-"""How long open requests may take to finish when the service stops."""
+"""Time for open requests to finish when the service stops."""
 
 
 async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
-    """Run the service until SIGTERM or SIGINT; its exit code.
+    """Run the service until SIGTERM or SIGINT, and return the exit code.
 
     Args:
-        settings: What the user wants.
-        clock: Unix seconds.
+        settings: Settings of the service.
+        clock: Returns Unix seconds.
 
     Raises:
-        ConfigError: The budgets have mistakes; nothing has been started then.
-        ExporterError: The port cannot be bound; nothing has been started then.
+        ConfigError: The budgets have mistakes; nothing is started.
+        ExporterError: The port cannot be bound; nothing is started.
         StoreError: The store can neither be read nor written.
     """
     serving = settings.serving
@@ -43,7 +43,7 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
     if serving.web_config:
         access = WebAccess(partial(web_config.load, serving.web_config), settings.path_prefix)
     listener = bind(serving.listen.host, serving.listen.port)
-    # Days are closed one question at a time, so that filling the store does not keep people waiting.
+    # One query at a time for closing days, so that filling the store does not delay pages.
     for_pages = replace(settings.prometheus, concurrency=max(1, settings.prometheus.concurrency - 1))
     async with (
         PrometheusClient(for_pages) as client,
@@ -74,13 +74,13 @@ async def serve(settings: ServeSettings, clock: Callable[[], float]) -> int:
 def fleet_of(
     settings: FleetSettings, client: PrometheusClient, closing: PrometheusClient, clock: Callable[[], float]
 ) -> Fleet:
-    """Return the fleet, which is read from the store and from Prometheus.
+    """Return the fleet with its sources: the store and Prometheus.
 
     Args:
-        settings: What is read and kept.
-        client: Asks Prometheus for what is shown.
-        closing: Asks it for the days that are to be closed.
-        clock: Unix seconds.
+        settings: Settings of reading and storing.
+        client: Client for the data of pages.
+        closing: Client for the days to close.
+        clock: Returns Unix seconds.
     """
     prometheus, store = PrometheusLedger(client), settings.store
     return Fleet(
@@ -99,7 +99,7 @@ def _count_error(fleet: Fleet, part: str, _reason: str) -> None:
 
 
 def _stopping(fleet: Fleet) -> asyncio.Event:
-    """Handle signals ourselves: as process 1 of a container Python would ignore SIGTERM."""
+    """Register signal handlers: Python as process 1 of a container ignores SIGTERM by default."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -15,18 +15,18 @@ from exporter.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """Settled configuration of the service; every value is valid. Made by ``load_settings``."""
+    """Settled configuration of the service with valid values, as returned by ``load_settings``."""
 
     serving: ServiceServingSettings = group("Serving", ServiceServingSettings)
     fleet: FleetSettings = group("Reading and keeping", FleetSettings)
     logging: LoggingSettings = group("Running", LoggingSettings)
     prometheus: PrometheusSettings = group(GROUP, PrometheusSettings)
     warnings: tuple[str, ...] = ()
-    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+    """Warnings for the log at the start, one line each: accepted settings that may not have the intended effect."""
 
     @property
     def path_prefix(self) -> str:
-        """What links begin with: ``/cost``, or nothing. The service answers with and without it."""
+        """Prefix of links: ``/cost``, or empty. The service answers with and without it."""
         return urlsplit(self.serving.external_url).path
 
 
@@ -42,10 +42,10 @@ def load_settings(
     Args:
         flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
         environ: The process environment.
-        extra: Problems that the caller found, raised together with those found here.
+        extra: Problems that the caller found, which are reported together with those found here.
 
     Raises:
-        ConfigError: With all mistakes at once, one line each.
+        ConfigError: Lists all mistakes, one line each.
     """
     problems = list(extra)
     values, given = settle(OPTIONS, flags, environ, problems)
