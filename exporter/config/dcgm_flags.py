@@ -18,26 +18,27 @@ Form = Literal["text", "list", "switch", "milliseconds"]
 class Setting:
     """One setting of dcgm-exporter, as a flag, a variable or both.
 
-    It has an equivalent if ``key`` names an option of this agent, or if the agent ``always`` does what it asks for.
-    Otherwise ``instead`` is what to do; a warning shows it in brackets after the name.
+    A setting has an equivalent if ``key`` names an option of this agent, or if ``always`` describes what the agent
+    does.
+    Otherwise ``instead`` describes the alternative; a warning shows it in brackets after the name.
     """
 
     flags: tuple[str, ...]
-    """With their hyphens, the longest last; none where there is only the variable."""
+    """Flags with their hyphens, the longest last; empty if only the variable exists."""
     env: str
     form: Form = "text"
-    """Of its text. A ``switch`` takes a value with ``=`` only, a ``list`` may be given several times."""
+    """Form of the text. A ``switch`` accepts a value only with ``=``, a ``list`` may be repeated."""
     key: str = ""
     turns: str = ""
-    """Of a switch: the text of our option if it is on. If it is off, our option is not set."""
+    """For a switch: text of this agent's option if the switch is on; if it is off, the option stays unset."""
     always: str = ""
     instead: str = ""
     unset: str = ""
-    """The text that asks for nothing, in addition to the usual ones."""
+    """Text without effect, in addition to the usual ones."""
 
 
 class GivenFlag(NamedTuple):
-    """A setting that is given: ``origin`` is its name as written, ``text`` its value."""
+    """A given setting: ``origin`` is its name as written, ``text`` its value."""
 
     setting: Setting
     origin: str
@@ -117,20 +118,20 @@ TABLE: tuple[Setting, ...] = (
     _always("--disable-startup-validate", "no missing driver stops the start", env="DISABLE_STARTUP_VALIDATE"),
     Setting(flags=(), env="NODE_NAME", key="node-name"),
 )
-"""In the order of dcgm-exporter's own documentation."""
+"""Settings in the order of dcgm-exporter's documentation."""
 
 _BY_FLAG = {flag: setting for setting in TABLE for flag in setting.flags}
 KNOWN_FLAGS = tuple(_BY_FLAG)
 
 
 def names_for(key: str) -> tuple[str, ...]:
-    """Return dcgm-exporter's names of what an option of this agent sets."""
+    """Return dcgm-exporter's names for an option of this agent."""
     settings = (setting for setting in TABLE if setting.key == key)
     return tuple(name for setting in settings for name in (*setting.flags, setting.env) if name != f"--{key}")
 
 
 def find(word: str) -> Setting | None:
-    """Return the setting of a word of a command line: a flag with one hyphen or two, with or without ``=value``."""
+    """Return the setting of a command-line word: a flag with one or two hyphens, with or without ``=value``."""
     flag = word.partition("=")[0]
     return _BY_FLAG.get(flag) or (_BY_FLAG.get(f"-{flag}") if flag.startswith("-") else None)
 
@@ -138,11 +139,11 @@ def find(word: str) -> Setting | None:
 def take(words: Sequence[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
     """Return the words without dcgm-exporter's flags, these flags, and problems of one line each.
 
-    Read as Go reads them: a long one has one hyphen or two; a switch stands alone or has ``=true`` or ``=false``; the
-    value of another follows it, or its ``=``. A flag of ours that has the same name is left, where it has two hyphens.
+    The parser follows Go: a long flag has one or two hyphens; a switch stands alone or has ``=true`` or ``=false``; the
+    value of another flag follows it, or its ``=``. A flag of the same name with two hyphens stays for this agent.
 
     Args:
-        words: Of the command line, without the command.
+        words: Words of the command line, without the command.
     """
     rest: list[str] = []
     given: list[GivenFlag] = []
@@ -167,7 +168,7 @@ def take(words: Sequence[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
     return rest, given, problems
 
 
-# Kubernetes puts variables for every Service into its namespace's pods; one named dcgm-exporter looks like our prefix.
+# Kubernetes adds variables for every Service to the pods of its namespace; a Service dcgm-exporter causes the prefix.
 SERVICE_LINK = re.compile(r".*?(^|_)(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
@@ -177,7 +178,7 @@ def unknown_names(environ: Mapping[str, str], prefix: str, known: Collection[str
     return [name for name in names if not SERVICE_LINK.fullmatch(name.removeprefix(prefix[:-1]))]
 
 
-# Files of its image; our default set has the same metrics, so that one of them that is missing is no mistake.
+# Files of dcgm-exporter's image. The built-in set has the same metrics, so that a missing file is no mistake.
 ITS_FILES = frozenset(
     Path("/etc/dcgm-exporter", name)
     for name in ("default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv")
@@ -186,29 +187,29 @@ _SWITCH = {
     **dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), "on"),
     **dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), "off"),
 }
-"""Our words for Go's."""
+"""This agent's words for Go's."""
 _SAYS_NOTHING = frozenset({"", "0", "f", "false", "none"})
 _LITERAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _LIKELY_SECONDS = 1000
 _MILLISECONDS = re.compile(r"[0-9]{1,15}")
 _Given = dict[Setting, tuple[str, str]]
-"""Name as written and text of each setting that is given, in the order of the table."""
+"""Name as written and text of each given setting, in the order of the table."""
 Translated = dict[str, tuple[str, str]]
-"""By option key: the name that was written, and the text in this agent's form."""
+"""Name as written, and text in this agent's form, by option key."""
 
 
 def translate(
     environ: Mapping[str, str], flags: Sequence[GivenFlag] = (), ours: frozenset[str] = frozenset()
 ) -> tuple[Translated, list[str]]:
-    """Translate flags and, where a setting has none, its variable; return the texts, and warnings of one line each.
+    """Translate flags, and variables of settings without a flag; return the texts, and warnings of one line each.
 
-    A text that cannot be translated is passed on as it is, so that the option's own check refuses it. The text of
-    ``gpu-resources`` is to be added to the option's.
+    A text that cannot be translated stays unchanged, so that the option itself refuses it. The text of
+    ``gpu-resources`` is added to the option's.
 
     Args:
         environ: The process environment.
-        flags: Of the command line, in their order.
-        ours: Keys of options that this agent's own flags and variables set: of these nothing is translated.
+        flags: Flags of the command line, in their order.
+        ours: Keys of options that this agent's own flags and variables set; these are not translated.
     """
     texts: Translated = {}
     warnings: list[str] = []
@@ -229,7 +230,7 @@ def translate(
 
 
 def _settled(environ: Mapping[str, str], flags: Sequence[GivenFlag]) -> _Given:
-    """Return what counts of each setting: of its flags the last, or all of a list."""
+    """Return the effective text of each setting: of repeated flags the last, or all for a list."""
     settled: _Given = {}
     for setting in TABLE:
         written = [(flag.origin, flag.text) for flag in flags if flag.setting is setting]
@@ -261,7 +262,7 @@ def _settle_manager(given: _Given, texts: Translated) -> None:
     kubernetes = texts.get("attribution", ("", ""))[1]
     if JOB_MAPPING in given and kubernetes != "on":
         texts["workload-manager"] = (given[JOB_MAPPING][0], "slurm")
-        texts.pop("attribution", None)  # which is the kubelet's there, and the jobs' here
+        texts.pop("attribution", None)  # meant for the kubelet there, and for jobs here
     if kubernetes == "off" or "workload-manager" in texts:
         texts.pop("kube-metadata", None)
 
@@ -284,7 +285,7 @@ def _settle_labels(given: _Given, texts: Translated, warnings: list[str]) -> Non
 
 
 def _label_keys(patterns: str) -> tuple[list[str], list[str]]:
-    """Return the keys that patterns name letter by letter, and the patterns that name none."""
+    """Return the keys that patterns name literally, and the patterns that do not."""
     keys: list[str] = []
     unclear: list[str] = []
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
@@ -300,7 +301,7 @@ def _label_keys(patterns: str) -> tuple[list[str], list[str]]:
 
 
 def _others(given: _Given, environ: Mapping[str, str]) -> list[str]:
-    """Return one line that names what has no equivalent, and what to do instead."""
+    """Return one line that names the settings without an equivalent, with their alternatives."""
     names = [
         f"{origin} ({setting.instead})"
         for setting, (origin, text) in given.items()

@@ -1,4 +1,4 @@
-"""Every option of the agent and the cost service: the settings, their flags, help and docs are made from this table."""
+"""Defines the options of the agent and the cost service; settings, flags, help and docs are made from this table."""
 
 # ruff: noqa: RUF009 - the calls in the classes make their fields.
 
@@ -24,7 +24,7 @@ _Group = TypeVar("_Group")
 class Option:
     """One option. ``key`` is its name in the file; the flag and the variable follow from it.
 
-    ``default`` is what a user would have to write; ``None`` where the option is unset by default.
+    ``default`` is the text of the default value; ``None`` if the option is unset by default.
     """
 
     key: str
@@ -37,20 +37,20 @@ class Option:
     default_note: str = ""
     help: str = ""
     group: str = ""
-    """Heading under which help and docs list it."""
+    """Heading of the option in help and docs."""
 
     @property
     def flag(self) -> str:
-        """``--sample-interval``."""
+        """Flag, such as ``--sample-interval``."""
         return f"--{self.key}"
 
     @property
     def env(self) -> str:
-        """``GPU_COST_EXPORTER_SAMPLE_INTERVAL``."""
+        """Environment variable, such as ``GPU_COST_EXPORTER_SAMPLE_INTERVAL``."""
         return ENV_PREFIX + self.key.upper().replace("-", "_")
 
     def usage(self, also: Sequence[str] = ()) -> str:
-        """Return the help of a command line; ``also`` are other names of the flag."""
+        """Return the help of the option on a command line; ``also`` are other names of the flag."""
         default = self.default_note or self.default or "none"
         unit = f" {self.unit}" if self.unit else ""
         obvious = self.kind.words or self.kind in {types.PATH, types.NAME}
@@ -62,7 +62,7 @@ class Option:
         """Return the value of a text, or of a list's texts.
 
         Raises:
-            ValueError: As of ``OptionType.parse``.
+            ValueError: As for ``OptionType.parse``.
         """
         if self.kind.is_list:
             items = raw.split(",") if isinstance(raw, str) else raw
@@ -72,26 +72,26 @@ class Option:
         return self.kind.parse(raw)
 
     def refusal(self, origin: str, error: ValueError) -> str:
-        """Return what is wrong with a text that ``parse`` refused, and where it stands."""
+        """Return the problem of a text that ``parse`` refused, with the place of the text."""
         return f"{self.key} (from {origin}): {self.kind.refusal(error)}"
 
     def settled(self, value: object) -> object:
-        """Return the setting's value; ``None`` is unset."""
+        """Return the value of the setting; ``None`` means that the option is unset."""
         return value if value is not None else () if self.kind.is_list else self.unset
 
     def setting(self, help: str) -> Any:  # noqa: A002, ANN401 - of the kind's type
-        """Return the field of a group that has the option's value."""
+        """Return the dataclass field of the option in a group of settings."""
         value = None if self.default is None else self.parse(self.default)
         return field(default=self.settled(value), metadata={"option": replace(self, help=help)})
 
 
 def group(title: str, kind: type[_Group]) -> _Group:
-    """Return the field of a configuration that has a group of settings, listed under this heading."""
+    """Return the dataclass field of a group of settings in a configuration, with its heading."""
     return field(default_factory=kind, metadata={"title": title, "kind": kind})
 
 
 def options_in(kind: type[Any], title: str) -> tuple[Option, ...]:
-    """Return the options of a group of settings, to be listed under this heading."""
+    """Return the options of a group of settings, with the heading."""
     return tuple(replace(one.metadata["option"], group=title) for one in fields(kind))
 
 
@@ -102,12 +102,12 @@ def options_of(configuration: type[Any]) -> tuple[Option, ...]:
 
 
 def groups_of(configuration: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the groups of a configuration by field; ``values`` is by option key, ``None`` is unset."""
+    """Return the groups of a configuration by field; ``values`` is by option key, and ``None`` means unset."""
     return {part.name: filled(part.metadata["kind"], values) for part in fields(configuration) if part.metadata}
 
 
 def filled(kind: Callable[..., _Group], values: Mapping[str, Any]) -> _Group:
-    """Return a group of settings; ``values`` as of ``groups_of``."""
+    """Return a group of settings; ``values`` as for ``groups_of``."""
     options = {one.name: one.metadata["option"] for one in fields(cast("Any", kind))}
     return kind(**{name: option.settled(values[option.key]) for name, option in options.items()})
 
@@ -118,7 +118,7 @@ _WEB_CONFIG_HELP = "YAML file of TLS and passwords, in Prometheus' format (docs/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSettings:
-    """The log."""
+    """Settings of the log."""
 
     log_format: Literal["text", "json"] = Option("log-format", types.choice("text", "json"), "text").setting(
         "Form of the log on standard error; one line per event either way."
@@ -145,7 +145,7 @@ URL = OptionType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentServingSettings:
-    """The agent's web server."""
+    """Settings of the agent's web server."""
 
     listen: Listen = Option("listen", types.LISTEN, ":9400").setting(
         "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
@@ -161,7 +161,7 @@ class AgentServingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Readings of the driver."""
+    """Settings of driver readings."""
 
     interval_seconds: float = Option("sample-interval", types.duration(0.2, 300), "1s").setting(
         "Time between two readings of the driver. Prometheus' scrape interval is independent of it."
@@ -179,7 +179,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionSettings:
-    """Holders of devices, and the node that has them."""
+    """Settings of the holders of devices, and of the node."""
 
     enabled: bool = Option("attribution", types.SWITCH, "on").setting("Read the holders of devices from the kubelet.")
     kubelet_socket: str = Option("kubelet-socket", types.SOCKET, "/var/lib/kubelet/pod-resources/kubelet.sock").setting(
@@ -213,7 +213,7 @@ class AttributionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerSettings:
-    """Owners of pods, by the Kubernetes API."""
+    """Settings of the owners of pods, from the Kubernetes API."""
 
     kube_metadata: bool = Option(
         "kube-metadata", types.SWITCH, "off", default_note="off; on for a simulated node"
@@ -247,7 +247,7 @@ class OwnerSettings:
 
     @property
     def rules(self) -> OwnerRules:
-        """Return the rules by which pods get their owners."""
+        """Return the rules that map pods to owners."""
         return OwnerRules(
             team_keys=self.team_keys,
             cost_labels=self.cost_labels,
@@ -257,7 +257,7 @@ class OwnerSettings:
 
 
 def _parse_hostname_label(text: str) -> object:
-    """Return the name of a label, empty for none; Prometheus refuses a page with two labels of one name on a line."""
+    """Return the name of a label, empty for none; Prometheus rejects a page with a repeated label on a line."""
     if text in TAKEN or text.startswith(PREFIX):
         raise ValueError(text, "another label of these series has that name")
     return "" if text == "none" else types.LABEL.parse(text)
@@ -268,7 +268,7 @@ HOSTNAME_LABEL = replace(types.LABEL, parse=_parse_hostname_label, allowed=f"{ty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpositionSettings:
-    """The page for Prometheus."""
+    """Settings of the page for Prometheus."""
 
     collectors: Path | None = Option("collectors", types.PATH, default_note="dcgm-exporter's default set").setting(
         "CSV file in dcgm-exporter's format that says which DCGM_FI_* metrics are exported; old and new names. Or"
@@ -305,12 +305,12 @@ class ExpositionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceSettings:
-    """Prices, and what they depend on."""
+    """Settings of prices, and of the facts that select them."""
 
     book: Path | None = Option("price-book", types.PATH, default_note="the bundled list prices").setting(
         "YAML file of prices (see: prices check); read again at SIGHUP. none: no prices, no money."
     )
-    """For ``price_book.load``: ``None`` is the bundled list prices, ``none`` no prices at all."""
+    """Argument of ``price_book.load``: ``None`` for the bundled list prices, ``none`` for no prices."""
     instance_type: str = Option("instance-type", types.NAME, unset="", default_note="not known").setting(
         "Instance type of this node, such as p5.48xlarge, for rows of the price book."
     )
@@ -323,13 +323,13 @@ class PriceSettings:
 
     @property
     def node_facts(self) -> NodeFacts:
-        """Return the given facts of the node, to which those of its labels are added."""
+        """Return the facts of the node in the settings; facts from its labels are added later."""
         return NodeFacts(instance_type=self.instance_type, capacity_type=self.capacity_type, region=self.region)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSettings:
-    """State across restarts, and simulation."""
+    """Settings of the state across restarts, and of simulation."""
 
     state_dir: Path | None = Option("state-dir", types.PATH, default_note="nothing is kept").setting(
         "Existing directory for the state across restarts."
@@ -338,7 +338,7 @@ class RunningSettings:
         "Host directory with the lock of the ledger, which one agent per node writes; created if missing. A "
         "simulated node uses it only if it is set."
     )
-    """``None`` for a simulated node without one."""
+    """Directory of the lock; ``None`` for a simulated node without a given directory."""
     state_interval_seconds: float = Option("state-interval", types.duration(1, 300), "5s").setting(
         "Time between two saves of the ledger; counters show what has been saved."
     )
@@ -352,7 +352,7 @@ class RunningSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settled configuration of the agent; every value is valid. Made by ``load_agent``."""
+    """Settled configuration of the agent with valid values, as returned by ``load_agent``."""
 
     serving: AgentServingSettings = group("Serving", AgentServingSettings)
     sampling: SamplingSettings = group("Sampling", SamplingSettings)
@@ -363,7 +363,7 @@ class AgentConfig:
     running: RunningSettings = group("Running", RunningSettings)
     logging: LoggingSettings = group("Running", LoggingSettings)
     warnings: tuple[str, ...] = ()
-    """One line each: what was accepted and does not mean what it may seem to mean; to be logged at the start."""
+    """Warnings for the log at the start, one line each: accepted settings that may not have the intended effect."""
 
 
 OPTIONS = options_of(AgentConfig)
@@ -389,7 +389,7 @@ DAYS = OptionType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceServingSettings:
-    """The web server of the cost service."""
+    """Settings of the cost service's web server."""
 
     listen: Listen = Option("listen", types.LISTEN, ":9401").setting(
         "Address of the page, the API and the metrics; no host means every interface, IPv6 in brackets."
@@ -403,7 +403,7 @@ class ServiceServingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """What the cost service reads and keeps."""
+    """Settings of the data that the cost service reads and stores."""
 
     store: Path | None = Option("store", types.PATH, default_note="only what Prometheus still has").setting(
         "SQLite file of closed days; created if missing. One service writes to it."

@@ -1,4 +1,4 @@
-"""Reads price books: the user's YAML file with all its mistakes at once, and the bundled list prices."""
+"""Reads price books: the user's YAML file, with all its mistakes at once, and the bundled list prices."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from exporter.model.ledger import Price
 
 _FILES = files("exporter.config")
 KNOWN_MODELS = tuple(_FILES.joinpath("known_models.txt").read_text(encoding="utf-8").splitlines())
-"""Names that NVIDIA's driver has for its GPUs."""
+"""Names of GPUs in NVIDIA's driver."""
 CAPACITY_TYPES = ("on-demand", "spot", "reserved")
 WAYS = ("per_gpu_hour", "node_hour", "on_prem")
 _MOST, _MOST_GPUS = 1e12, 1024
@@ -30,11 +30,11 @@ _TINY = 1e-12
 
 
 _ReadRow = tuple[PriceRow, bool]
-"""A row as far as it could be read, and whether it is right; a wrong one is only compared with others."""
+"""A row with the values that could be read, and whether it is valid; an invalid row is only compared with others."""
 
 
 def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
-    """Return a row, or ``None`` if its match or its time cannot be read; note every mistake."""
+    """Return a row, or ``None`` if its match or time cannot be read; add each mistake to the problems."""
     before = len(fields.problems)
     match = Match(
         node=fields.take_text("node") or "",
@@ -68,7 +68,7 @@ def _row(fields: Fields, number: int, head: PriceBook) -> _ReadRow | None:
 
 
 def moment(seconds: float) -> str:
-    """Return a Unix time as a user writes it: at midnight UTC the date alone, ``always`` for no bound."""
+    """Return a Unix time in the format of a price book: a date for midnight UTC, ``always`` for no bound."""
     if abs(seconds) == inf:
         return "always"
     at = datetime.fromtimestamp(seconds, UTC)
@@ -76,7 +76,7 @@ def moment(seconds: float) -> str:
 
 
 def _rate(fields: Fields, gpu_part: float) -> tuple[float, float]:
-    """Return the cost of a GPU per hour, not a number if it is not given, and per kWh."""
+    """Return the cost of a GPU per hour, NaN if it is not given, and per kWh."""
     given = [way for way in WAYS if way in fields]
     if len(given) != 1:
         words = f"{' and '.join(given)} are given" if given else "missing"
@@ -147,11 +147,11 @@ def _time(fields: Fields, key: str, default: float) -> float:
 
 
 def _moment(text: str) -> datetime | None:
-    """Return the time that a text names; a day begins at midnight UTC."""
+    """Return the time of a text; a date means midnight UTC."""
     try:
         at = datetime.fromisoformat(text)
         return at.replace(tzinfo=UTC) if _DATE.fullmatch(text) else at.astimezone(UTC) if at.tzinfo else at
-    except (ValueError, OverflowError):  # the latter: in UTC it is before year 1 or after year 9999
+    except (ValueError, OverflowError):  # OverflowError: in UTC it is before year 1 or after year 9999
         return None
 
 
@@ -167,7 +167,7 @@ OFF = Path("none")
 _MOST_ROWS, _LEAST_PART = 20_000, 1e-9
 _MOST_OVERLAPS = 100
 _DAY_SECONDS = 86_400
-# Helm and other tools read YAML's on and off as truth, and write them back as that.
+# Helm and other tools read YAML's on and off as booleans, and write true and false.
 _ON, _OFF = frozenset({"on", "true"}), frozenset({"off", "false"})
 
 
@@ -175,10 +175,10 @@ def load(path: Path | None) -> PriceBook:
     """Return the price book of a file, with the bundled list prices as its fallback.
 
     Args:
-        path: The file; ``None`` for the list prices alone, ``Path("none")`` for no prices at all.
+        path: The file; ``None`` for the list prices only, ``Path("none")`` for no prices.
 
     Raises:
-        ConfigError: With all mistakes at once: file, line, row, key, what is wrong and what is allowed.
+        ConfigError: Lists all mistakes, each with file, line, row, key and allowed values.
     """
     if path is None:
         return PriceBook(name=BUNDLED_NAME, currency=bundled().currency, fallback=bundled())
@@ -189,16 +189,16 @@ def load(path: Path | None) -> PriceBook:
 
 @cache
 def bundled() -> PriceBook:
-    """Return the list prices that come with this program."""
+    """Return the list prices that are part of the program."""
     text = _FILES.joinpath("prices.yaml").read_text(encoding="utf-8")
     return parse(text, "prices.yaml", name=BUNDLED_NAME)
 
 
 def parse(text: str, path: str, *, name: str = "") -> PriceBook:
-    """Return a price book from its text; ``path`` is for messages, and the book's name if ``name`` is empty.
+    """Parse a price book; ``path`` is for messages, and is the book's name if ``name`` is empty.
 
     Raises:
-        ConfigError: With all mistakes at once.
+        ConfigError: Lists all mistakes.
     """
     book, problems = examine(text, path, name=name)
     if problems:
@@ -207,7 +207,7 @@ def parse(text: str, path: str, *, name: str = "") -> PriceBook:
 
 
 def examine(text: str, path: str, *, name: str = "") -> tuple[PriceBook, tuple[str, ...]]:
-    """Return the right rows of a price book, and its mistakes, one line each. A book with mistakes is for display."""
+    """Return the valid rows of a price book, and its mistakes, one line each. Use an invalid book only for display."""
     try:
         wrong = "not a price book; allowed: currency and rows (see docs/cost.md)"
         top = fields_of(text, path, wrong, is_ours=bool(name))
@@ -238,7 +238,7 @@ def read_book(path: Path) -> str:
     """Return the text of a price book's file.
 
     Raises:
-        ConfigError: Where it cannot be read.
+        ConfigError: The file cannot be read.
     """
     return read_text(path, "price-book", "a price book", "allowed: a readable YAML file, or none", most_mib=8)
 
@@ -269,7 +269,7 @@ def _meeting(one: Match, other: Match) -> str:
 
 
 def _warnings(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
-    """Yield what is accepted and may be a mistake."""
+    """Yield warnings about accepted values that may be mistakes."""
     for row in rows:
         if not _models(row):
             model = row.match.model
@@ -287,7 +287,7 @@ def _warnings(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
 
 
 def _gaps(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
-    """Yield up to a day between two rows for the same in which neither holds: a last day taken for the end."""
+    """Yield gaps of up to a day between rows with the same match; the user may have meant to include the last day."""
     alike: dict[Match, list[PriceRow]] = {}
     for row in rows:
         alike.setdefault(row.match, []).append(row)
@@ -302,7 +302,7 @@ def _gaps(rows: Sequence[PriceRow], places: _Places) -> Iterator[str]:
 
 
 def lines(book: PriceBook) -> Iterator[str]:
-    """Yield the book's head, a line for each right row, and the sources that these lines number."""
+    """Yield the book's head, a line for each valid row, and the numbered sources."""
     rows, currency = plural(len(book.rows), "row"), book.currency or "no currency"
     yield f"{book.name}: {rows}, {currency}; GPUs are {book.gpu_part:.0%} of a node's price"
     sources = [f"{row.source}; as of {row.price.as_of}" for row in book.rows]
@@ -333,7 +333,7 @@ def _period_text(row: PriceRow) -> str:
 
 
 def _known(row: PriceRow) -> str:
-    """Return the known models that match a pattern."""
+    """Return the known models that match a row's pattern, as text; empty without a pattern."""
     return f" ({', '.join(_models(row)) or 'none known'})" if set(row.match.model) & set("*?") else ""
 
 

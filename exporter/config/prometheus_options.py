@@ -56,7 +56,7 @@ HEADERS = OptionType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSettings:
-    """How to ask one Prometheus, or what speaks its API. Files are read again at each use, so that they can rotate."""
+    """Access to a Prometheus or a compatible server. Files are read again at each use, so that they can rotate."""
 
     url: str = Option("prometheus", URL, unset="", default_note="none").setting(
         "Address of Prometheus, Thanos, Mimir or VictoriaMetrics, with its path: http://host:9090, "
@@ -104,17 +104,17 @@ ADDRESS = next(option for option in PROMETHEUS_OPTIONS if option.key == "prometh
 
 
 def add_prometheus_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to a command, as a group of its own."""
+    """Add these options to a command, as a separate group."""
     listed = parser.add_argument_group(GROUP)
     for option in PROMETHEUS_OPTIONS:
         listed.add_argument(option.flag, metavar=option.kind.metavar, help=option.usage())
 
 
 def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str]) -> PrometheusSettings:
-    """Return the settings from flags, then from GPU_COST_EXPORTER_* variables.
+    """Return the settings from flags, then from variables GPU_COST_EXPORTER_*.
 
     Raises:
-        ConfigError: With all mistakes at once; also where no address is given.
+        ConfigError: Lists all mistakes, including a missing address.
     """
     problems: list[str] = []
     flags = {key: value for key, value in vars(namespace).items() if key != "config"}
@@ -127,10 +127,10 @@ def prometheus_settings(namespace: argparse.Namespace, environ: Mapping[str, str
 
 
 def prometheus_problems(values: Mapping[str, Any], given: Collection[str]) -> list[str]:
-    """Return what is wrong with settled values beyond each by itself, one line each.
+    """Return the problems of combined values, one line each.
 
     Args:
-        values: By option key, as ``settle`` gives them; ``None`` is unset or refused.
+        values: Values by option key, as returned by ``settle``; ``None`` is unset or refused.
         given: Keys of the options that are given.
     """
     found = [*_together(values), *credential_problems("prometheus-", values)]
@@ -156,11 +156,11 @@ def _together(values: Mapping[str, Any]) -> list[str]:
 
 
 def credential_problems(prefix: str, values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a password, a certificate and other files for a server, one line each.
+    """Return the problems of the files for access to a server, such as password and certificate, one line each.
 
     Args:
-        prefix: Begins the names of the options.
-        values: By name of the option; ``None`` or empty is unset.
+        prefix: Beginning of the names of the options.
+        values: Values by name of the option; ``None`` or empty is unset.
     """
     found: list[str] = []
     user, password, certificate, key = (

@@ -27,7 +27,7 @@ CONFIG_ENV = ENV_PREFIX + "CONFIG"
 
 
 _Values = dict[str, Any]
-"""By option key, each made by its option's kind; ``None`` is unset or refused."""
+"""Values by option key, each of its option's type; ``None`` is unset or refused."""
 
 
 def settle(
@@ -37,14 +37,14 @@ def settle(
     problems: list[str],
     foreign: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[_Values, set[str]]:
-    """Return the values of all options of a table, and the keys of those that are given.
+    """Return the values of all options of a table, and the keys of the given ones.
 
     Args:
-        options: The table.
-        flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
+        options: Table of options.
+        flags: Texts by option key, with hyphens or underscores; ``None`` means not given. ``config`` is the file.
         environ: The process environment.
-        problems: Mistakes are added here, one line each.
-        foreign: By key: name and text of another program's flag or variable that means the same.
+        problems: Receives the mistakes, one line each.
+        foreign: Name and text of another program's equivalent flag or variable, by option key.
     """
     given = {key.replace("_", "-"): str(value) for key, value in flags.items() if value is not None}
     from_file: dict[str, FileValue] = {}
@@ -69,7 +69,7 @@ def settle(
 
 
 def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: list[str]) -> object:
-    """Return the first candidate's value; check all, so that a mistake cannot hide behind another layer."""
+    """Return the value of the first candidate; all candidates are checked, so that no mistake stays hidden."""
     settled: list[object] = []
     for origin, raw in candidates:
         try:
@@ -83,7 +83,7 @@ def _settle_one(option: Option, candidates: list[tuple[str, Raw]], problems: lis
 
 
 def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield warnings: Kubernetes and other programs set variables that begin with our prefix, too."""
+    """Yield warnings about unknown variables; Kubernetes and other programs also set variables with the prefix."""
     known = {option.env for option in options} | {CONFIG_ENV}
     for name in unknown_names(environ, ENV_PREFIX, known):
         yield f"{name}: unknown variable, not used{did_you_mean(name, known, cutoff=0.8)}"
@@ -91,7 +91,7 @@ def unknown_variables(options: Sequence[Option], environ: Mapping[str, str]) -> 
 
 EXPORTED_KEYS = ("pod-labels", "pod-annotations")
 MOST_KEYS = {**dict.fromkeys(EXPORTED_KEYS, 10), "cost-labels": 8}
-"""Of lists of keys: how many they may name."""
+"""Maximum number of keys, by option that lists keys."""
 
 
 def load_agent(
@@ -105,14 +105,14 @@ def load_agent(
     """Return the agent's settled configuration.
 
     Args:
-        flags: Option key, with hyphens or underscores, to its text; ``None`` is not given. ``config`` is the file.
+        flags: Texts by option key, with hyphens or underscores; ``None`` means not given. ``config`` is the file.
         environ: The process environment.
-        dcgm_flags: Flags of dcgm-exporter; they win over its variables, and ours over both.
-        check_paths: Also check what the values name: collectors file, state directory, sockets.
-        extra: Problems that the caller met before, reported together with those met here.
+        dcgm_flags: Flags of dcgm-exporter; they override its variables, and options of this agent override both.
+        check_paths: Whether to check the named files, directories and sockets as well.
+        extra: Problems that the caller found, which are reported together with those found here.
 
     Raises:
-        ConfigError: With all mistakes at once, one line each.
+        ConfigError: Lists all mistakes, one line each.
     """
     problems = list(extra)
     theirs, warnings = translate(environ, dcgm_flags, _stated(flags, environ))
@@ -155,7 +155,7 @@ def _add_resources(values: _Values, origin: str, text: str, problems: list[str])
 
 
 def _adjusted(values: _Values) -> Iterator[str]:
-    """Set the collectors and the DCGM engine to those that are used; yield warnings of values that are not."""
+    """Set the collectors and the DCGM engine to the effective values; yield warnings about unused values."""
     path = values["collectors"]
     if path in ITS_FILES and not path.exists():
         values["collectors"] = None
@@ -168,7 +168,7 @@ def _adjusted(values: _Values) -> Iterator[str]:
 
 
 def _contradictions(values: _Values) -> Iterator[str]:
-    """Yield mistakes of values that are right by themselves."""
+    """Yield mistakes in combinations of valid values."""
     expiry, interval = values["attribution-expiry"], values["kubelet-interval"]
     if expiry is not None and interval is not None and expiry < 2 * interval:
         yield (
@@ -187,7 +187,7 @@ def _contradictions(values: _Values) -> Iterator[str]:
 
 
 def _without_effect(values: _Values) -> Iterator[str]:
-    """Yield warnings of options without effect, because another option is off."""
+    """Yield warnings about options that have no effect because another option is off."""
     if values["job-mapping-dir"] and values["workload-manager"] != "slurm":
         yield "job-mapping-dir: read only with workload-manager slurm; not used"
     if values["kube-metadata"] and values["attribution"] is False:
@@ -201,13 +201,13 @@ def _without_effect(values: _Values) -> Iterator[str]:
 
 
 COLLECTOR_PRESETS = ("wide",)
-"""Collectors files that the package has, by the name that stands for a path."""
+"""Collectors files in the package; the name is accepted instead of a path."""
 
 
 def _path_problems(values: _Values) -> Iterator[str]:
-    """Yield what is wrong with the named paths, one line each.
+    """Yield the problems of the named paths, one line each.
 
-    What may still come - a kubelet that is not up yet - is no problem; what cannot recover is.
+    A missing path that may appear later, such as the socket of a kubelet that is not up, is no problem.
     """
     for key in ("collectors", "price-book", "web-config"):
         yield from mistakes_in(key, values[key])
@@ -223,18 +223,18 @@ def _path_problems(values: _Values) -> Iterator[str]:
     if values["workload-manager"] == "slurm":
         folders["job-mapping-dir"] = "where Slurm's prolog writes it"
     for key, allowed in folders.items():
-        if values[key] and not os.path.isdir(values[key]):  # noqa: PTH112 - Path's raises where it may not look
+        if values[key] and not os.path.isdir(values[key]):  # noqa: PTH112 - Path's method raises without permission
             yield f"{key}: {values[key]} is not a directory; allowed: {allowed}"
 
 
 def read_collectors(path: Path | None, names: str = "legacy") -> "Collectors":
-    """Return the collectors of a file in dcgm-exporter's format, of a preset by its name, or the default set.
+    """Return the collectors of a file in dcgm-exporter's format, of a preset, or of the default set.
 
-    The default set has ``legacy`` or ``4.9`` names and units; a file prints what it says. A file that has a preset's
-    name is named by its absolute path.
+    The default set has ``legacy`` or ``4.9`` names and units; a file has its own. A file with the name of a preset
+    needs an absolute path.
 
     Raises:
-        ConfigError: With all mistakes of the file, each with its line, or that it cannot be read.
+        ConfigError: Lists all mistakes of the file, each with its line, or the file cannot be read.
     """
     from exporter.metrics import collectors_file  # noqa: PLC0415 - keeps `--help` fast
 
@@ -249,7 +249,7 @@ def read_collectors(path: Path | None, names: str = "legacy") -> "Collectors":
 
 
 def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
-    """Return the mistakes in a file of settings; none where no file is named."""
+    """Return the mistakes in a file of settings; empty without a file."""
     if path is None:
         return ()
     from exporter.config import price_book, web_config  # noqa: PLC0415 - keeps `--help` fast
@@ -267,7 +267,7 @@ def mistakes_in(key: str, path: Path | None) -> tuple[str, ...]:
 
 
 def state_dir_problem(path: Path) -> str:
-    """Return why the state cannot be kept in a directory, in one line; empty if it can."""
+    """Return why a directory cannot store the state, in one line; empty if it can."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -275,14 +275,14 @@ def state_dir_problem(path: Path) -> str:
     if not stat.S_ISDIR(mode):
         return f"state-dir: {path} is not a directory; allowed: a directory that can be written"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return ""  # a disk with errors turns read-only by itself: the agent continues in memory and reports it
+        return ""  # a disk with errors becomes read-only: the agent continues in memory and reports it
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return f"state-dir: uid {os.geteuid()} may not write {path}; change its owner or its mode"
     return ""
 
 
 def _kubelet_socket(path: Path) -> Iterator[str]:
-    """Yield why a path can never be the kubelet's socket; nothing where it is one or may still become one."""
+    """Yield why a path can never be the kubelet's socket; nothing if it is one, or may become one later."""
     allowed = "allowed: the kubelet's pod-resources socket"
     fix = "run as uid 0, or --attribution off"
     try:
@@ -303,11 +303,11 @@ def _kubelet_socket(path: Path) -> Iterator[str]:
 
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LOGIN = re.compile(r"(?:(?<=://)|(?<=http:/)(?!/)|(?<=https:/)(?!/))[^\s\"']{1,300}@")
-"""Of an address: what stands before its host. An address given for a file has one slash."""
+"""User and password of an address. An address given for a file has one slash."""
 
 
 def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> None:
-    """Send every event of ``level`` (``debug`` to ``error``) and above to ``stream``, standard error by default."""
+    """Send events of ``level`` (``debug`` to ``error``) and above to ``stream``, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(EventFormatter(as_json=log_format == "json"))
     root = logging.getLogger()
@@ -316,21 +316,21 @@ def configure(log_format: Literal["text", "json"], level: str, stream: TextIO | 
 
 
 def redacted(text: str) -> str:
-    """Return a text that may be shown: ``printable``, and without users and passwords in its addresses."""
+    """Return a text for display: ``printable``, without users and passwords in addresses."""
     return printable(_LOGIN.sub("...@", text))
 
 
 def printable(text: str) -> str:
-    """Return a text as one line that cannot steer a terminal: what is not printable is escaped."""
+    """Return a text as one line without terminal control: characters that are not printable are escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 class EventFormatter(logging.Formatter):
-    """One line per event: ``TIME LEVEL part: message key=value``, or a JSON object. Keys are passed as ``extra``.
+    """Formats an event as ``TIME LEVEL part: message key=value``, or as a JSON object. Keys are passed as ``extra``.
 
-    Line breaks and all else that is not printable are escaped.
+    Line breaks and other characters that are not printable are escaped.
     """
 
     def __init__(self, *, as_json: bool) -> None:

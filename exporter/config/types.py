@@ -1,4 +1,4 @@
-"""Option types: how a text becomes a value, and what each type allows."""
+"""Defines the types of options: conversion of a text to a value, and allowed values."""
 
 import ipaddress
 import math
@@ -32,10 +32,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class OptionType:
-    """A sort of value.
+    """A type of option values.
 
-    ``parse`` turns a text into the value. It raises ValueError with the text as it may be shown, and with a reason if
-    the message "'x' is not <noun>; allowed: <allowed>" is not enough.
+    ``parse`` converts a text to the value. It raises ValueError with the text for display, and with a reason if the
+    message "'x' is not <noun>; allowed: <allowed>" is not sufficient.
     """
 
     parse: Callable[[str], object]
@@ -47,10 +47,10 @@ class OptionType:
     words: tuple[str, ...] = ()
     """All values, if they are few."""
     bounds: tuple[float, float] | None = None
-    """Least and greatest value; of a duration in seconds."""
+    """Minimum and maximum value; in seconds for a duration."""
 
     def refusal(self, error: ValueError) -> str:
-        """Return what is wrong with a text for which ``parse`` raised an error."""
+        """Return the problem of a text for which ``parse`` raised an error."""
         text, *reasons = error.args
         hint = expected(text.lower(), self.words, self.allowed)
         return "; ".join((f"value '{text}' is not {self.noun}{hint}", *reasons))
@@ -58,14 +58,14 @@ class OptionType:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen. An empty host is every interface."""
+    """Address of a server. An empty host means every interface."""
 
     host: str
     port: int
 
 
 def duration_seconds(text: str) -> float:
-    """Return the seconds of ``500ms``, ``1s``, ``2m``, ``1h``; raise ValueError if the unit is missing."""
+    """Convert ``500ms``, ``1s``, ``2m``, ``1h`` to seconds; raise ValueError if the unit is missing."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)
@@ -73,7 +73,7 @@ def duration_seconds(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest text that ``duration_seconds`` reads back: ``0.5`` is ``500ms``."""
+    """Return the shortest text that ``duration_seconds`` converts back: ``500ms`` for ``0.5``."""
     for unit in ("h", "m", "s"):
         count = seconds / _SECONDS_PER[unit]
         if count >= 1 and count == int(count):
@@ -84,7 +84,7 @@ def format_duration(seconds: float) -> str:
 def checked(
     convert: Callable[[str], Value], is_allowed: Callable[[Value], object] = lambda _: True
 ) -> Callable[[str], object]:
-    """Make a parser of a conversion, which may raise ValueError, and a test of what it gives."""
+    """Return a parser from a conversion, which may raise ValueError, and a test of its result."""
 
     def parse(text: str) -> object:
         try:
@@ -111,7 +111,7 @@ def duration(minimum_seconds: float, maximum_seconds: float) -> OptionType:
 
 
 def choice(*words: str) -> OptionType:
-    """Return the type of one of a few words."""
+    """Return the type of a choice of words."""
     metavar = "{" + ",".join(words) + "}"
     return OptionType(checked(str, words.__contains__), "a known choice", ", ".join(words), metavar, words=words)
 
@@ -128,12 +128,12 @@ def count(minimum: int, maximum: int) -> OptionType:
 
 
 def part_of(text: str) -> float:
-    """Return a part of a whole: ``0.8`` of ``0.8`` or ``80%``; raises ValueError if it is no number."""
+    """Convert ``0.8`` or ``80%`` to a fraction; raise ValueError if the text is not a number."""
     return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
 def _host_and_port(text: str, default_port: int | None, least_port: int) -> tuple[str, int]:
-    """Return a host, without brackets and empty where there is none, and a port."""
+    """Return host and port; the host has no brackets, and is empty if it is missing."""
     found = _ADDRESS.fullmatch(text)
     port = int(found["port"]) if found and found["port"] else default_port
     if found is None or port is None or not least_port <= port <= _MAX_PORT:
@@ -144,7 +144,7 @@ def _host_and_port(text: str, default_port: int | None, least_port: int) -> tupl
 
 
 def _is_encodable(text: str) -> bool:
-    # Half of a surrogate pair is in no file's name; a variable's bytes that are no UTF-8 are.
+    # No file name contains half of a surrogate pair; bytes of a variable that are not UTF-8 are allowed.
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -219,10 +219,10 @@ LABEL_KEYS = OptionType(
 
 
 def http_parts(text: str) -> SplitResult:
-    """Return the parts of an HTTP address: scheme, host, and perhaps a port and a path.
+    """Return the parts of an HTTP address: scheme, host, and optionally port and path.
 
     Raises:
-        ValueError: It is not an HTTP address. A text that may have a password in it is not repeated.
+        ValueError: The text is not an HTTP address. The error omits a text that may contain a password.
     """
     given = text.strip()
     is_plain = given.isascii() and given.isprintable() and not set(' "<>\\^`{|}?#') & set(given)
@@ -238,9 +238,9 @@ _ZONE_YEAR = 2026
 
 
 def _parse_zone(text: str) -> tzinfo:
-    """Return the time zone of an IANA name; days begin there on whole hours UTC, in winter and summer."""
+    """Return the time zone of an IANA name; its days begin on whole hours UTC, in winter and summer."""
     name = text.strip()
-    if name.upper() == "UTC":  # also without a database
+    if name.upper() == "UTC":  # works without a database
         return UTC
     try:
         zone = ZoneInfo(name)
@@ -268,7 +268,7 @@ _NOT_SPOKEN = {
     "http": _NO_HTTP,
     "https": _NO_HTTP,
 }
-"""Reasons by scheme."""
+"""Reasons for unsupported schemes."""
 
 
 def _parse_engine(text: str) -> str:

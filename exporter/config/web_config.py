@@ -30,7 +30,7 @@ _UNVERIFIED = dict.fromkeys(
 )
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _ALWAYS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Of TLS 1.3: on wherever that is, in Go and here."""
+"""Cipher suites of TLS 1.3, which are always enabled with it, in Go and here."""
 _CIPHERS = {
     f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{ours}"
     for key in ("ECDSA", "RSA")
@@ -50,55 +50,55 @@ _HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
-"""With the values that each may have; none: any."""
+"""Supported headers with their allowed values; empty: any value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebTls:
-    """TLS as a file configures it."""
+    """TLS settings of a file."""
 
     context: ssl.SSLContext
-    """Secures connections."""
+    """TLS context of the server."""
     files: tuple[Path, ...]
-    """Certificate, key and authorities; all of them were read."""
+    """Files that were read: certificate, key and authorities."""
     allowed_sans: frozenset[str] = frozenset()
-    """Names of which a client's certificate must have one; empty: any will do."""
+    """Accepted names of client certificates, of which one must match; empty: any name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """A web configuration without mistakes."""
+    """A valid web configuration."""
 
     path: Path
     tls: WebTls | None = None
-    """``None``: plain HTTP."""
+    """TLS settings; ``None``: plain HTTP."""
     users: Mapping[str, bytes] = field(default_factory=dict)
-    """Bcrypt hash by user; empty: no password is needed."""
+    """Bcrypt hash by user; empty: no authentication."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Added to every answer that does not have them."""
+    """Headers that are added to every answer that lacks them."""
     warnings: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file and all that it names."""
+        """The file and all files that it names."""
         return (self.path, *(self.tls.files if self.tls else ()))
 
 
 def load(path: Path) -> WebSettings:
-    """Return the settings of a file; paths in it are relative to its folder, and their files have been read.
+    """Return the settings of a file and read the files that it names; paths are relative to its directory.
 
     Raises:
-        ConfigError: With all mistakes at once: file, line, key, what is wrong and what is allowed.
+        ConfigError: Lists all mistakes, each with file, line, key and allowed values.
     """
     text = read_text(path, "web-config", "a web configuration", "allowed: a readable YAML file")
     return parse(text, path)
 
 
 def parse(text: str, path: Path) -> WebSettings:
-    """Return the settings of a file's text; ``path`` is the file.
+    """Parse the settings of a file; ``path`` is the path of the file.
 
     Raises:
-        ConfigError: With all mistakes at once.
+        ConfigError: Lists all mistakes.
     """
     wrong = "not a mapping; allowed: tls_server_config, http_server_config, basic_auth_users"
     top = fields_of(text, str(path), wrong, may_be_empty=True)
@@ -140,7 +140,7 @@ def _tls(top: Fields, folder: Path) -> WebTls | None:
     if cert is None or key is None or len(fields.problems) > before:
         return None
     with _loading(fields, "cert_file", f"{cert}, {key}", "PEM files of one pair, the key without a passphrase"):
-        # A key with a passphrase is refused rather than asked for on the terminal.
+        # A key with a passphrase raises an error instead of a prompt on the terminal.
         context.load_cert_chain(cert, key, lambda: "")
     if ca is not None:
         with _loading(fields, "client_ca_file", str(ca), "a PEM file of certificates"):
@@ -150,7 +150,7 @@ def _tls(top: Fields, folder: Path) -> WebTls | None:
 
 
 def _context(fields: Fields) -> ssl.SSLContext:
-    """Return versions, ciphers and curve."""
+    """Return a TLS context with versions, ciphers and curve."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     least = _mapped(fields, "min_version", _VERSIONS, _TOO_OLD) or ssl.TLSVersion.TLSv1_2
@@ -171,7 +171,7 @@ def _context(fields: Fields) -> ssl.SSLContext:
 def _loading(fields: Fields, key: str, files: str, allowed: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # which an SSLError is
+    except OSError as error:  # SSLError is an OSError
         why = error.reason or "it is no PEM file" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
         fields.problem(key, f"{files}: {why.replace('_', ' ').lower()}; allowed: {allowed}")
 
@@ -192,7 +192,7 @@ def _file(fields: Fields, key: str, folder: Path, *, needed: bool = False) -> Pa
 def _mapped(
     fields: Fields, key: str, values: Mapping[str, Value], refused: Mapping[str, str], wrong: Value | None = None
 ) -> Value | None:
-    """Return what a word means, ``wrong`` for another one; ``refused`` says why some words mean nothing here."""
+    """Return the meaning of a word, ``wrong`` for an unknown word; ``refused`` has reasons for unsupported words."""
     allowed = ", ".join(values)
     text = fields.take_text(key, allowed)
     if text is None:
@@ -273,7 +273,7 @@ def _users(top: Fields) -> dict[str, bytes]:
             continue
         match = _HASH.fullmatch(text)
         if match is None:
-            fields.problem(name, f"no bcrypt hash; allowed: {allowed}")  # what stands there may be the password
+            fields.problem(name, f"no bcrypt hash; allowed: {allowed}")  # the text may be the password
         elif not _LEAST_COST <= int(match[1]) <= _MOST_COST:
             words = f"a cost of {match[1]} takes too long or nothing; allowed: {_LEAST_COST} to {_MOST_COST}"
             fields.problem(name, words)

@@ -17,14 +17,14 @@ def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> s
     """Return the text of a file.
 
     Args:
-        path: Of the file.
-        key: Option that names it.
+        path: Path of the file.
+        key: Option that names the file.
         what: Kind of the file.
-        fix: Ends the message where it cannot be read.
-        most_mib: Largest size.
+        fix: End of the message if the file cannot be read.
+        most_mib: Maximum size.
 
     Raises:
-        ConfigError: It cannot be read, is too large or no text.
+        ConfigError: The file cannot be read, is too large or is not text.
     """
     try:
         with path.open("rb") as file:
@@ -39,20 +39,20 @@ def read_text(path: Path, key: str, what: str, fix: str, most_mib: int = 1) -> s
 
 
 def fields_of(text: str, path: str, wrong: str, *, is_ours: bool = False, may_be_empty: bool = False) -> "Fields":
-    """Return the keys of a file, with no problem so far.
+    """Return the top-level mapping of a file, without problems so far.
 
     Args:
-        text: Of the file.
-        path: For messages.
-        wrong: Message for a file that is no mapping.
+        text: Text of the file.
+        path: Path for messages.
+        wrong: Message for a file that is not a mapping.
         is_ours: Whether the file comes with the program. libyaml reads it ten times as fast, but crashes on some files.
         may_be_empty: Whether an empty file is a mapping without keys.
 
     Raises:
-        ConfigError: It is no YAML, or no mapping.
+        ConfigError: The text is not YAML, or not a mapping.
     """
     try:
-        # Composing, not loading: scalars stay what the user wrote and carry their line.
+        # Composing instead of loading: scalars keep the text of the user and their line.
         root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_ours else yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line, problem = _said(error)
@@ -77,11 +77,11 @@ _HINTS = {
     r"'\t'": "indent with spaces, not tabs",
     "cannot start any token": "put text that begins with it in quotes",
 }
-"""By words of the library's messages; the first that matches."""
+"""Hints by text in the library's messages; the first match applies."""
 
 
 def _said(error: yaml.MarkedYAMLError) -> tuple[int, str]:
-    """Return line and words for a bracket or quote that is not closed; else those of the library, with a hint."""
+    """Return line and text for an unclosed bracket or quote; otherwise the library's message, with a hint."""
     began = error.context_mark
     if began is not None and error.context == "while scanning a quoted scalar":
         return began.line + 1, "the quote is not closed; close it"
@@ -94,9 +94,9 @@ def _said(error: yaml.MarkedYAMLError) -> tuple[int, str]:
 
 @dataclass(slots=True)
 class Fields:
-    """One mapping: each ``take_*`` reads a key, notes a mistake and then gives ``None``; ``finish`` refuses the rest.
+    """One mapping: ``take_*`` reads a key, or adds a problem and returns ``None``; ``finish`` refuses other keys.
 
-    ``place`` stands between line and key in messages, such as ``row 3: ``; ``problems`` is shared by a whole file.
+    ``place`` is between line and key in messages, such as ``row 3: ``; one file has one list of ``problems``.
     """
 
     node: yaml.MappingNode
@@ -123,15 +123,15 @@ class Fields:
         return key in self._found
 
     def __iter__(self) -> Iterator[str]:
-        """Yield every key, in the file's order."""
+        """Yield every key in the order of the file."""
         return iter(self._found)
 
     def problem(self, key: str, words: str) -> None:
-        """Note a mistake at a key, or at the mapping where the key is missing."""
+        """Add a problem at the line of a key, or of the mapping if the key is missing."""
         self.problems.append(f"{self.place_of(key)}: {self.place}{key}: {words}")
 
     def place_of(self, key: str) -> str:
-        """Return file and line of a key, or of the mapping where the key is missing."""
+        """Return file and line of a key, or of the mapping if the key is missing."""
         return f"{self.path}:{self._lines.get(key, self.node.start_mark.line + 1)}"
 
     def take(self, key: str) -> yaml.Node | None:
@@ -146,7 +146,7 @@ class Fields:
             if needed:
                 self.problem(key, f"missing; allowed: {allowed}")
             return None
-        # A null would otherwise be the text "~" or "null", which asks for something that no node is.
+        # A null would otherwise become the text "~" or "null", which matches nothing.
         is_text = isinstance(node, yaml.ScalarNode) and node.tag != _NULL
         text = node.value.strip() if is_text else ""
         if not text or not text.isprintable():
@@ -172,7 +172,7 @@ class Fields:
         return value + 0.0  # -0.0 is 0.0
 
     def take_choice(self, key: str, words: Collection[str], allowed: str, *, needed: bool = False) -> str | None:
-        """Return one of a few words."""
+        """Return a word of a choice."""
         text = self.take_text(key, allowed, needed=needed)
         if text is None or text in words:
             return text
@@ -196,13 +196,13 @@ class Fields:
         return Fields(node, self.path, f"{self.place}{key}: ", self.problems)
 
     def take_mappings(self, key: str, items: str, word: str, most: int) -> "Iterator[Fields]":
-        """Yield the mappings of a list that must be there; anything else is a problem.
+        """Yield the mappings of a required list; anything else is a problem.
 
         Args:
-            key: Of the list.
-            items: What the list has, for messages.
-            word: One of them, which messages number from 1.
-            most: How many it may have.
+            key: Key of the list.
+            items: Plural of the elements, for messages.
+            word: Singular of the elements, for messages, which number them from 1.
+            most: Maximum number of elements.
         """
         node = self.take(key)
         listed = node.value if isinstance(node, yaml.SequenceNode) else []
@@ -219,7 +219,7 @@ class Fields:
                 self.problems.append(f"{self.path}:{line}: {word} {number}: not a mapping; allowed: keys with values")
 
     def finish(self) -> None:
-        """Refuse every key that was not taken."""
+        """Add a problem for every key that was not read."""
         known = ", ".join(sorted(set(self._known)))
         for key in self._found:
             if key in self._known:
@@ -228,13 +228,13 @@ class Fields:
 
 
 Raw = str | tuple[str, ...]
-"""A value as text, or as texts where it is a list."""
+"""A value as text, or as texts for a list."""
 FileValue = tuple[str, Raw]
-"""Where a value stands, as ``file:line``, and the value."""
+"""Place of a value, as ``file:line``, and the value."""
 
 
 def read(path: Path, keys: Collection[str]) -> tuple[dict[str, FileValue], list[str]]:
-    """Return values by key, and problems, one line each. Underscores in keys are read as hyphens."""
+    """Return values by key, and problems, one line each. Underscores in keys count as hyphens."""
     try:
         text = read_text(path, "config", "a configuration file", "give a readable YAML file, or leave --config out")
         wrong = "not a mapping; allowed: lines such as 'sample-interval: 1s'"
