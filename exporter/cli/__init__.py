@@ -1,4 +1,4 @@
-"""The command line: selects the command, runs its module and returns the exit code."""
+"""Selects the command on the command line, runs its module and returns the exit code."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from exporter.config import dcgm_flags
 
 
 class _Command(NamedTuple):
-    """A command: its module, in which ``add_COMMAND`` adds its flags; its purpose; examples, as words after it."""
+    """A command: module in which ``add_COMMAND`` adds its flags; purpose; examples, as words after the command."""
 
     module: str
     purpose: str
@@ -89,16 +89,16 @@ _COMMANDS: Mapping[str, _Command] = {
         ("bash > /etc/bash_completion.d/gpu-cost-exporter", "zsh > ~/.gpu-cost-exporter.zsh", "fish | source"),
     ),
 }
-"""In the order of ``--help``. Only the module of the given command is loaded: some libraries take a second."""
+"""Commands in the order of ``--help``. Only the requested module is imported: some libraries take a second."""
 _HELP, _VERSION, _FLAGS = "help", "version", ("--version", "--help")
 _LIKE_DCGM_EXPORTER = frozenset({"agent", "doctor"})
-"""Commands that take dcgm-exporter's flags, too."""
+"""Commands that also accept dcgm-exporter's flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0, 1 for a failure, 2 for a mistake in what the user wrote."""
+    """Run one command and return the exit code: 0, 1 for a failure, 2 for a mistake of the user."""
     if os.getpid() == 1:
-        # Only signals that it handles itself end a container's first process, and some commands take time to begin.
+        # The first process of a container ignores signals without a handler, and some commands take time to start.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     return ended(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
@@ -113,7 +113,7 @@ def _run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Namespace, tuple[str, ...]]:
-    """Return the options of a command line, and its problems, one line each."""
+    """Parse a command line; return the options and the problems, one line each."""
     words, given, problems = _dcgm_flags(_long(argv))
     namespace, unknown = _parser([word for word in words if word in _COMMANDS][:1]).parse_known_args(words)
     known: tuple[str, ...] = () if namespace.command else _FLAGS
@@ -133,7 +133,7 @@ def _long(words: list[str]) -> list[str]:
 def _dcgm_flags(words: list[str]) -> tuple[list[str], list[dcgm_flags.GivenFlag], list[str]]:
     """Return the words without dcgm-exporter's flags, these flags, and problems of one line each.
 
-    Words that begin with one of its flags are those of its image, which names no command.
+    Words that begin with one of these flags are arguments for dcgm-exporter's image, which name no command.
     """
     if words and dcgm_flags.find(words[0]):
         words.insert(0, "agent")
@@ -149,7 +149,7 @@ def whole_parser() -> Parser:
 
 
 def _parser(wanted: Sequence[str]) -> Parser:
-    """Return a parser of all commands; only those that are wanted have their options."""
+    """Return a parser of all commands; only the wanted commands have their options."""
     about = "Show which pod holds each GPU, how busy it is, how long it has been idle, and what it costs."
     parser = Parser(prog=PROGRAM, usage=f"{PROGRAM} COMMAND [OPTION ...]", description=about)
     parser.epilog = f"Examples of a command: {PROGRAM} COMMAND -h; all of its options: {PROGRAM} COMMAND --help"

@@ -1,4 +1,4 @@
-"""`agent` and `doctor`, on this node or on a simulated one."""
+"""Implements `agent` and `doctor`, on this node or on a simulated node."""
 
 # Imports inside functions keep `--help` and `--version` fast: gRPC, aiohttp and the driver's binding take a second.
 # ruff: noqa: PLC0415
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from exporter.config import AgentConfig
 
     Commands = Mapping[str, tuple[str, ...]]
-    """Of a simulated node's children, by source; empty for a node that exists."""
+    """Commands of a simulated node's children, by source; empty for a real node."""
 
 LOG = logging.getLogger("exporter.cli")
 
 THREADS_SECONDS = 0.5
-"""How long threads may still take once everything else has ended; the last save has had its own time."""
+"""Time for threads to end after all else has ended; the last save has its own time."""
 
 _ENDS = (
     "Exit code: 0 after a signal; 1 if another process has the port, which may pass by itself; 2 for"
@@ -81,7 +81,7 @@ def _settings(namespace: argparse.Namespace, problems: tuple[str, ...], *, for_d
 async def _node(
     config: "AgentConfig", namespace: argparse.Namespace, interval_seconds: float
 ) -> "AsyncIterator[tuple[AgentConfig, Commands]]":
-    """Yield the configuration for this node and no commands, or those of a simulated node, in a temporary directory."""
+    """Yield the configuration and no commands for this node, or both for a simulated node in a temporary directory."""
     if config.running.simulate is None:
         yield config, {}
         return
@@ -137,9 +137,9 @@ async def _run_agent(config: "AgentConfig", namespace: argparse.Namespace) -> in
 
 
 async def leave_threads(code: int) -> None:
-    """Wait a short time for threads; then end this process without them. All children have ended.
+    """Wait a short time for threads, then end this process without them. All children have ended.
 
-    All that can be saved is saved. A disk that hangs, or a library that loads slowly, would block the end.
+    All state is already saved. A disk that hangs, or a library that loads slowly, would delay the exit.
 
     Args:
         code: Exit code.

@@ -1,4 +1,4 @@
-"""Parser and options that commands share."""
+"""Provides the parser and the options that commands share."""
 
 import argparse
 import logging
@@ -28,7 +28,7 @@ _EXAMPLES = "Examples:"
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps paragraphs, and leaves a paragraph of examples as it is."""
+    """Wraps paragraphs, except paragraphs of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         wrap = partial(fill, width=width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
@@ -36,7 +36,7 @@ class _Help(argparse.HelpFormatter):
 
 
 _SHORT_LINES = 24
-"""Options of so many lines are in the short help, too."""
+"""Maximum number of lines of options in the short help."""
 
 
 class _ShortHelp(argparse.Action):
@@ -51,7 +51,7 @@ class _ShortHelp(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors like every other mistake of the user, and a short help (``-h``)."""
+    """A parser that reports errors like other mistakes of the user, and has a short help (``-h``)."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - argparse's
         super().__init__(add_help=False, allow_abbrev=False, formatter_class=_Help, **settings)
@@ -59,10 +59,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help", action="help", help="show all options, and exit")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Refuse what is not a choice, with the nearest one.
+        """Raise an error for an unknown choice, with the nearest choice.
 
         Raises:
-            ConfigError: With the choices.
+            ConfigError: Names the choices.
         """
         if action.choices is None or value in action.choices:
             return
@@ -86,7 +86,7 @@ def _name(action: argparse.Action) -> str:
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse names its type no other way
-"""What commands are added to."""
+"""Type of the object to which commands are added."""
 
 
 def command(commands: Commands, name: str, about: str, examples: Sequence[str] = ()) -> Parser:
@@ -101,12 +101,12 @@ def command(commands: Commands, name: str, about: str, examples: Sequence[str] =
 def add_options(
     parser: Parser, options: Sequence[Option] = OPTIONS, epilog: str = _ORDER, *, shown: bool = True
 ) -> None:
-    """Add every option of a table in groups, by default the agent's, and the configuration file.
+    """Add the options of a table in groups, by default the agent's, and the option for the configuration file.
 
     Args:
-        parser: Of the command.
-        options: The table.
-        epilog: Ends the help.
+        parser: Parser of the command.
+        options: Table of options.
+        epilog: Text at the end of the help.
         shown: Whether the help lists the options.
     """
     parser.usage = f"{parser.prog} [OPTION ...]"
@@ -123,7 +123,7 @@ def add_options(
 
 
 def add_output(options: "argparse._ActionsContainer") -> None:
-    """Add the flag for the result's file; without it, and for ``-``, the value is ``None``: standard output."""
+    """Add the flag for the file of the result; without it, and for ``-``, the value is ``None``: standard output."""
     options.add_argument(
         "--output",
         type=lambda text: None if text == "-" else Path(text),
@@ -155,7 +155,7 @@ def of_kind(kind: types.OptionType) -> Callable[[str], object]:
 
 
 def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") -> T | None:
-    """Return what it makes; where that fails ``None``, with its mistakes in ``problems``."""
+    """Return the result of ``make``; if it fails, ``None``, and add its mistakes to ``problems``."""
     try:
         return make()
     except ConfigError as error:
@@ -166,7 +166,7 @@ def or_problems(make: Callable[[], T], problems: list[str], prefix: str = "") ->
 def unknown_flags(
     unknown: Sequence[str], namespace: argparse.Namespace, more: Sequence[str] = (), program: str = PROGRAM
 ) -> tuple[str, ...]:
-    """Return a line for each unknown word, with the nearest flag; ``more`` are known flags as well."""
+    """Return a line for each unknown word, with the nearest flag; ``more`` are additional known flags."""
     known = [f"--{name.replace('_', '-')}" for name in vars(namespace) if name not in {"command", "run"}] + [*more]
     see = " ".join(filter(None, (program, namespace.command, "--help")))
     problems = []
@@ -191,17 +191,17 @@ def start_log(settings: LoggingSettings, warnings: tuple[str, ...]) -> None:
 
 
 def refuse(problems: tuple[str, ...]) -> None:
-    """End here where there is a problem.
+    """Raise an error if there are problems.
 
     Raises:
-        ConfigError: With all of them.
+        ConfigError: Lists all problems.
     """
     if problems:
         raise ConfigError(*problems)
 
 
 def alone(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace, tuple[str, ...]], int]:
-    """Return what runs a command without a mistake in its command line; it adds none to those of the parser."""
+    """Return a function that runs a command if the parser found no problems."""
 
     def checked(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int:
         refuse(problems)

@@ -1,4 +1,4 @@
-"""`completion`: completion scripts for bash, zsh and fish, generated from the parsers of all commands."""
+"""Implements `completion`: scripts for bash, zsh and fish, generated from the parsers of all commands."""
 
 import argparse
 import re
@@ -18,20 +18,20 @@ _END = re.compile(r"[.;:] | \[")
 
 @dataclass(slots=True)
 class _Place:
-    """A command or subcommand: what may follow it."""
+    """A command or subcommand, and the words that may follow it."""
 
     commands: dict[str, str] = field(default_factory=dict)
-    """Purposes by name."""
+    """Purposes of subcommands, by name."""
     flags: dict[str, str] = field(default_factory=dict)
-    """Help by flag."""
+    """Help texts, by flag."""
     values: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
-    """Words by flag that takes a value; ``None`` for a path, no words for any other text."""
+    """Values by flag that takes one; ``None`` for a path, empty for any other text."""
     words: list[str] = field(default_factory=list)
-    """Of its positional arguments."""
+    """Values of the positional arguments."""
 
 
 def add_completion(parser: Parser) -> None:
-    """Add the name of the shell."""
+    """Add the argument for the shell."""
     parser.epilog = (
         f"bash and zsh read it with: source <({PROGRAM} completion bash), in ~/.bashrc or ~/.zshrc for every terminal."
     )
@@ -47,9 +47,9 @@ def _completion(namespace: argparse.Namespace) -> int:
 
 
 def _places(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, _Place]]:
-    """Yield each command with its path: ``""``, ``simulate``, ``simulate check``."""
+    """Yield each command and its path: ``""``, ``simulate``, ``simulate check``."""
     place = _Place()
-    for action in parser._actions:  # noqa: SLF001 - argparse lists them no other way
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of actions
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
             place.commands = {one.dest: one.help or "" for one in action._choices_actions}  # noqa: SLF001 - as above
             for name, below in action.choices.items():
@@ -71,7 +71,7 @@ def _about(action: argparse.Action) -> str:
 
 
 def _words(action: argparse.Action) -> tuple[str, ...] | None:
-    """Return the words that a value can be; ``None`` for a path."""
+    """Return the possible values; ``None`` for a path."""
     metavar = str(action.metavar or "")
     if action.choices is not None:
         return tuple(map(str, action.choices))
@@ -105,7 +105,7 @@ def _bash(places: Mapping[str, _Place]) -> Iterator[str]:
         for flag, words in place.values.items():
             alike.setdefault(words or (), []).append(f"{path}:{flag}")
     for words, flags in alike.items():
-        # Without words readline completes names of files.
+        # Without words, readline completes file names.
         reply = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$current")); ' if words else ""
         yield f"    {_any(flags)}) {reply}return ;;"
     yield "  esac"

@@ -1,4 +1,4 @@
-"""`kubectl gpu-cost`: GPUs, holders and waste of a cluster, read from its agents through `kubectl port-forward`."""
+"""Implements `kubectl gpu-cost`: GPUs, holders and waste of a cluster, from agents through `kubectl port-forward`."""
 
 import argparse
 import asyncio
@@ -31,7 +31,7 @@ _WHO = ("Cluster", "Node", "GPU", "Model", "Holder", "Owner", "Team", "Held for"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the plugin; the exit code, as of gpu-cost-exporter."""
+    """Run the plugin and return the exit code, as for gpu-cost-exporter."""
     return ended(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -80,7 +80,7 @@ def _parser() -> Parser:
 
 @dataclass(slots=True, kw_only=True)
 class _Agent:
-    """A running pod of the agent, and the port-forward to it."""
+    """A running pod of the agent, and its port-forward."""
 
     kubectl: Sequence[str]
     namespace: str
@@ -93,10 +93,10 @@ class _Agent:
     _address: str = ""
 
     async def address(self) -> str:
-        """Return the agent's address on this machine; begin the port-forward, also again after it has ended.
+        """Return the agent's address on this machine; start the port-forward, or restart one that has ended.
 
         Raises:
-            ExporterError: kubectl does not forward.
+            ExporterError: kubectl cannot forward the port.
         """
         if self._forward is None or self._forward.returncode is not None:
             self._forward = await _started(
@@ -118,14 +118,14 @@ class _Agent:
                 async for line in process.stdout:
                     said = line.decode(errors="replace").strip() or said
                     if found := _FORWARDED.search(said):
-                        # It has a line for each connection, and would wait for a reader of a full pipe.
+                        # kubectl writes a line per connection, and would block on a full pipe.
                         self._reader = asyncio.create_task(process.stdout.read())
                         return found[1]
                 raise ExporterError(f"kubectl port-forward: {said or 'no reason given'}")
         raise ExporterError(f"kubectl port-forward: no answer within {_START_SECONDS:g} s")
 
     async def end(self) -> None:
-        """End kubectl."""
+        """Stop kubectl."""
         if self._forward is not None:
             with suppress(ProcessLookupError):
                 self._forward.terminate()
@@ -143,7 +143,7 @@ async def _started(*words: str, errors: int = asyncio.subprocess.STDOUT) -> asyn
 
 
 async def _get(namespace: argparse.Namespace, *words: str) -> Mapping[str, Any]:
-    """Return the JSON that `kubectl get` prints."""
+    """Return the JSON output of `kubectl get`."""
     command = (*_kubectl(namespace), "get", *words, "--output", "json")
     process = await _started(*command, errors=asyncio.subprocess.PIPE)
     out, said = await process.communicate()
@@ -161,7 +161,7 @@ def _kubectl(namespace: argparse.Namespace) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def _agents(namespace: argparse.Namespace, nodes: Sequence[str] | None) -> AsyncIterator[list[_Agent]]:
-    """Yield the running agents, of some nodes or of all; their port-forwards end with the context.
+    """Yield the running agents of the given nodes or of all nodes; their port-forwards end with the context.
 
     Raises:
         ExporterError: No agent was found.
@@ -198,12 +198,12 @@ def _agent(kubectl: Sequence[str], pod: Mapping[str, Any]) -> _Agent | None:
 
 
 async def _picture(agents: Sequence[_Agent], namespace: argparse.Namespace, *, keep: bool) -> Picture:
-    """Return what all agents show; one that cannot be read is a problem, unless all are.
+    """Return the rows of all agents; an agent that cannot be read is a problem, or an error if none can be read.
 
     Args:
         agents: The agents.
-        namespace: Says how to get in.
-        keep: Whether the port-forwards are used again.
+        namespace: Access options.
+        keep: Whether the port-forwards stay open for the next call.
     """
     places = asyncio.Semaphore(_AT_A_TIME)
 
@@ -245,14 +245,14 @@ async def _list(
     sort: str = "waste",
     keep: Callable[[LiveRow], bool] = lambda _: True,
 ) -> int:
-    """Print rows once; arguments as of ``top.write``."""
+    """Print rows once; arguments as for ``top.write``."""
     async with _agents(namespace, namespace.node) as agents:
         picture = await _picture(agents, namespace, keep=False)
     return top.write(picture, namespace, titles, sort=sort, keep=keep)
 
 
 async def _why(namespace: argparse.Namespace) -> int:
-    of_name, _, name = namespace.pod.removeprefix("pod/").rpartition("/")  # as tables have it: namespace/pod
+    of_name, _, name = namespace.pod.removeprefix("pod/").rpartition("/")  # as in tables: namespace/pod
     place = namespace.namespace or of_name
     pod = await _get(namespace, "pod", name, *(("--namespace", place) if place else ()))
     node = pod["spec"].get("nodeName")
@@ -269,12 +269,12 @@ async def _why(namespace: argparse.Namespace) -> int:
 
 
 def explanation(pod: Mapping[str, Any], document: Mapping[str, Any], picture: Picture) -> Iterator[str]:
-    """Yield why a pod is idle, or has no GPU on its node.
+    """Yield the reason why a pod is idle, or has no GPU on its node.
 
     Args:
-        pod: As the API server has it.
+        pod: Pod object of the API server.
         document: The answer of its node's agent.
-        picture: The rows in it.
+        picture: Rows of this answer.
     """
     name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     held = [row for row in picture.rows if (row.namespace, row.pod) == name]

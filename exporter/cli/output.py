@@ -1,4 +1,4 @@
-"""Output of commands: lines, files that are replaced whole, progress, problems and exit codes."""
+"""Writes the output of commands: lines, files replaced as a whole, progress, problems and exit codes."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from exporter.errors import ConfigError, ExporterError
 
 PROGRAM = "gpu-cost-exporter"
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 1, 2, 3, 130
-"""Failed; a mistake in what the user wrote; done, but not whole; interrupted."""
+"""Failure; mistake of the user; incomplete result; interrupted."""
 
 
 def say(problem: str) -> None:
@@ -25,12 +25,12 @@ def say(problem: str) -> None:
 
 @contextmanager
 def stdout() -> Iterator[TextIO]:
-    """Yield standard output, only for writing: its reader may have ended (head), and its disk may be full."""
+    """Yield standard output, for writing only; its reader may have ended (head), or its disk may be full."""
     try:
         yield sys.stdout
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered would fail once more when the interpreter ends.
+        # Buffered output would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise SystemExit(EXIT_FAILED) from None
@@ -44,10 +44,10 @@ def put(*lines: str) -> None:
 
 
 def check_output(path: Path | None, flag: str = "--output") -> None:
-    """Find out before long work that its result could not be written.
+    """Raise an error before long work if its result cannot be written.
 
     Raises:
-        ConfigError: The file cannot be one.
+        ConfigError: The path cannot be a file.
     """
     if path is None:
         return
@@ -71,10 +71,10 @@ def is_written_in_place(path: Path) -> bool:
 
 @contextmanager
 def output(path: Path | None) -> Iterator[TextIO]:
-    """Yield a stream for the result. A file is replaced when all of it is on the disk; otherwise the old one stays.
+    """Yield a stream for the result. A file is replaced once the result is on the disk; until then the old file stays.
 
     Raises:
-        ExporterError: It cannot be written.
+        ExporterError: The file cannot be written.
     """
     if path is None:
         with stdout() as stream:
@@ -93,7 +93,7 @@ def output(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[TextIO]:
-    # A random name: in a container the process id is always the same, and a killed process leaves its part behind.
+    # A random name: the process id in a container is always the same, and a killed process leaves its part file.
     part = path.with_name(f".{path.name[:200]}.{token_hex(4)}.part")
     try:
         with part.open("x", encoding="utf-8", newline="") as stream:
@@ -112,15 +112,15 @@ _PATIENCE_SECONDS = 1.0
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows how far long work is: a bar on a terminal, from the second second on, with the time left.
+    """Yield a function that shows the progress of long work: a bar with the time left, on a terminal, after one second.
 
     Args:
-        what: What is being done, in a word or two.
+        what: The work, in a word or two.
     """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
-    from rich.console import Console  # noqa: PLC0415 - the agent does without
+    from rich.console import Console  # noqa: PLC0415 - the agent does not need it
     from rich.progress import Progress as Bar  # noqa: PLC0415 - as above
 
     bar = Bar(console=Console(stderr=True), transient=True)
@@ -138,7 +138,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def ended(run: Callable[[], int]) -> int:
-    """Return the exit code of a program: 0, 1 for a failure, 2 for a mistake in what the user wrote."""
+    """Run a program and return the exit code: 0, 1 for a failure, 2 for a mistake of the user."""
     try:
         return run()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`prices`: reads price books, shows their rows, and writes one for the GPUs that are there."""
+"""Implements `prices`: checks price books, shows their rows, and writes one for existing GPUs."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ from exporter.model.formatting import plural
 
 _FACTS = ("instance_type", "capacity_type", "region")
 _NOT_LISTED = frozenset({"spot", "reserved"})
-"""Capacity types for which the list prices, which are on-demand, say nothing."""
+"""Capacity types without list prices, which are on-demand prices."""
 
 
 def add_prices(parser: Parser) -> None:
@@ -111,7 +111,7 @@ async def _pools(settings: PrometheusSettings) -> Counter[tuple[str, NodeFacts]]
 
 
 def _draft(pools: Counter[tuple[str, NodeFacts]], where: str, now: datetime) -> Iterator[str]:
-    """Yield the lines of a price book: a row for each pool with a list price, a commented one for each other pool."""
+    """Yield the lines of a price book: a row per pool with a list price, and a commented row per other pool."""
     book = price_book.bundled()
     yield f"# Price book of the GPUs that {where} has on {now:%Y-%m-%d}. The prices are public lists: write yours."
     yield "# Then: gpu-cost-exporter prices check FILE. Format: docs/cost.md."

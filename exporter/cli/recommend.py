@@ -1,4 +1,4 @@
-"""`recommend`: GPUs to return, share or make smaller, and the savings."""
+"""Implements `recommend`: GPUs to return, share or make smaller, and the savings."""
 
 import argparse
 import asyncio

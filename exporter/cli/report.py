@@ -1,4 +1,4 @@
-"""`report`: use and cost of GPUs, of a node or of a fleet; `focus`: the columns of the FOCUS format."""
+"""Implements `report` (use and cost of GPUs of a node or fleet) and `focus` (columns of the FOCUS format)."""
 
 import argparse
 import asyncio
@@ -50,7 +50,7 @@ _FOCUS_NAMES = (
     ),
 )
 _FOCUS_FLAGS = ("focus_version", *(f"focus_{name.replace('-', '_')}" for name, _, _ in _FOCUS_NAMES), "focus_restated")
-"""Options of `report` that no other format has."""
+"""Options of `report` that apply to FOCUS only."""
 _OF_A_NODE = frozenset(
     {"command", "dcgm_flags", "run", "agent", "by", "format", "with_notes", "output", *agent_client.KEYS}
 )
@@ -192,44 +192,44 @@ _SHOWN_WHOLE = ("csv", "json", "focus")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What is asked for, without a mistake."""
+    """The validated task of a report."""
 
     window: Window
     question: Question
     dimensions: frozenset[Dimension]
-    """What the ledger must be read by."""
+    """Dimensions at which to read the ledger."""
     book: PriceBook | None
-    """Money is worked out again at its prices."""
+    """Price book of a re-pricing; ``None`` keeps the prices of the time of use."""
     is_focus: bool
     prometheus: PrometheusSettings | None
     store: Path | None
-    """One of the two is there."""
+    """Store of closed days; ``None`` without a store. Either ``store`` or ``prometheus`` is set."""
 
     async def read(self, window: Window) -> FleetLedger:
         """Return the ledger of a window.
 
         Raises:
-            ExporterError: Nothing can be read.
+            ExporterError: The ledger cannot be read.
         """
         async with AsyncExitStack() as stack:
             rest = None
             if self.prometheus is not None:
                 client = await stack.enter_async_context(PrometheusClient(self.prometheus))
-                # Prices of a book are of a date, and the rows of FOCUS of a day. All else is of the whole window, and
-                # many days at once take a third of the time.
+                # Re-pricing and FOCUS need daily chunks. Other reports use longer chunks,
+                # which take a third of the time.
                 rest = PrometheusLedger(client, by_day=self.is_focus or self.book is not None)
             source = rest if self.store is None else StoreLedger(DayStore(self.store), rest)
-            assert source is not None  # noqa: S101 - the options say that one of the two is there
+            assert source is not None  # noqa: S101 - the options require one of the two
             show = stack.enter_context(progress_bar("Reading"))
             ledger = await source.ledger(window, self.dimensions, self.question.filters, show)
         return reprice(ledger, self.book) if self.book else ledger
 
 
 def _settle(namespace: argparse.Namespace, given: Iterable[str], now: float) -> _Task:
-    """Return the task; ``given`` are mistakes that are known already.
+    """Return the task; ``given`` are mistakes found before.
 
     Raises:
-        ConfigError: With all mistakes at once.
+        ConfigError: Lists all mistakes.
     """
     problems = list(given)
     by = _by("namespace" if namespace.by is None else namespace.by, problems)
@@ -319,7 +319,7 @@ def _contradictions(namespace: argparse.Namespace, filters: Filters) -> Iterator
 
 
 _MOST_FAILURES = 3
-"""On standard error; what is written has all of them."""
+"""Maximum on standard error; the report contains all of them."""
 
 
 def _refuse_nothing(ledger: FleetLedger) -> None:
@@ -335,10 +335,10 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
     """Read the ledger and write the report; return the exit code.
 
     Raises:
-        ConfigError: With all mistakes at once.
-        ExporterError: Nothing can be read or written.
+        ConfigError: Lists all mistakes.
+        ExporterError: The ledger cannot be read, or the report cannot be written.
     """
-    # A report is trees of values, all needed to its end: looking for cycles in them takes a quarter of the time.
+    # All values of a report stay in use to the end; a search for cycles in them would take a quarter of the time.
     gc.disable()
     now = time.time()
     task = _settle(namespace, problems, now)
@@ -368,7 +368,7 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
 
 
 def _is_covered(trust: Trust, least: float) -> bool:
-    """Return whether enough of the period's hours were recorded, and say so if not."""
+    """Return whether enough of the period's hours were recorded; if not, report it."""
     coverage = trust.period_coverage_ratio
     if coverage is None or coverage >= least:
         return True
@@ -422,7 +422,7 @@ def _metadata_of(path: Path | None) -> Path | None:
 
 
 def _add_focus_options(parser: Parser) -> None:
-    """Add the options of `report --format focus`: what no ledger knows."""
+    """Add the options of `report --format focus`, which are values that the ledger does not contain."""
     focus = parser.add_argument_group("With --format focus (docs/focus.md)")
     focus.add_argument("--focus-version", choices=VERSIONS, help="version of FOCUS [default: 1.4]")
     for flag, metavar, about in _FOCUS_NAMES:

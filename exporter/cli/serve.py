@@ -1,4 +1,4 @@
-"""`serve`: the cost service with pages, API and metrics."""
+"""Implements `serve`: the cost service with pages, API and metrics."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""`simulate`: nodes and fleets that do not exist."""
+"""Implements `simulate`: simulated nodes and fleets."""
 
 import argparse
 import json

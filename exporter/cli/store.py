@@ -1,4 +1,4 @@
-"""`store`: fills, closes, reopens and lists the store of closed days."""
+"""Implements `store`: fills, closes, reopens and lists the store of closed days."""
 
 import argparse
 import asyncio
@@ -71,10 +71,10 @@ def _one(kinds: Commands, name: str, about: str, run: Callable[[argparse.Namespa
 
 
 def _day(text: str) -> int:
-    """Return the Unix time at which the UTC day begins.
+    """Return the Unix time of the beginning of a UTC day.
 
     Raises:
-        argparse.ArgumentTypeError: It is no date.
+        argparse.ArgumentTypeError: The text is not a date.
     """
     try:
         return int(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
@@ -118,10 +118,10 @@ async def _closed_due(namespace: argparse.Namespace, settings: PrometheusSetting
 
 
 async def _refuse_nothing(source: LedgerSource, now: float) -> None:
-    """End where Prometheus has no ledger at all, rather than one whose first day is not over.
+    """Raise an error if Prometheus has no ledger at all, but not if only its first day has not ended.
 
     Raises:
-        ExporterError: With what is wrong, as far as Prometheus shows it.
+        ExporterError: Contains the cause, as far as Prometheus shows it.
     """
     end = last_recorded(now)
     lately = await source.ledger(Window(start_seconds=end - 2 * DAY_SECONDS, end_seconds=end), frozenset())
@@ -153,14 +153,14 @@ async def _day_from(settings: PrometheusSettings, day_seconds: int) -> FleetLedg
 
 
 def _reopen(namespace: argparse.Namespace) -> int:
-    """Mark a day to be read again."""
+    """Mark a day to be read and closed again."""
     DayStore(namespace.store).reopen(namespace.day, reason=namespace.reason, by=_closer(), now=time.time())
     put(f"{day_name(namespace.day)} reopened: serve or store backfill closes it again")
     return 0
 
 
 def _show_days(namespace: argparse.Namespace) -> int:
-    """Write every closed day, a line each, and the days that are missing between them."""
+    """Write a line for each closed day, and the missing days between them."""
     days = DayStore(namespace.store).closed_days()
     lines: list[str] = []
     due: int | None = None
@@ -207,7 +207,7 @@ def _lines(version: DayVersion) -> Iterator[str]:
 
 
 def _check(namespace: argparse.Namespace) -> int:
-    """Read all of the store."""
+    """Check the whole store."""
     problems = DayStore(namespace.store).check()
     for problem in problems:
         say(f"store: {namespace.store}: {problem}")
@@ -218,7 +218,7 @@ def _check(namespace: argparse.Namespace) -> int:
 
 
 def _vacuum(namespace: argparse.Namespace) -> int:
-    """Give room back."""
+    """Return free space to the disk."""
     path = namespace.store
     if not path.exists():
         raise ExporterError(f"store: there is no {path}; make it with: gpu-cost-exporter store backfill")
@@ -243,15 +243,15 @@ def _prune(namespace: argparse.Namespace) -> int:
 
 
 def _days(what: str, names: Sequence[str]) -> str:
-    """Return ``3 days closed, 2026-10-01 to 2026-10-04``; days between the first and the last may be missing."""
+    """Return text such as ``3 days closed, 2026-10-01 to 2026-10-04``; days in between may be missing."""
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return f"{plural(len(names), 'day')} {what}, {span}"
 
 
 def _closer() -> str:
-    """Return the user and machine that close a day, for its history."""
+    """Return the user and the machine that close a day, for its history."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user has no name
+    except (KeyError, OSError):  # the user of a container may have no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""`top`: GPUs with holders, activity, idle time and cost, live in a terminal or once; of one agent or of a fleet."""
+"""Implements `top`: GPUs with holders, activity, idle time and cost, live or once; of one agent or of a fleet."""
 
 import argparse
 import asyncio
@@ -42,14 +42,14 @@ _BACKSPACES = ("\x7f", "\b")
 
 
 def holder(row: LiveRow) -> str:
-    """Return ``namespace/pod``, or why there is none."""
+    """Return the holder as text, ``namespace/pod``, or the reason why there is none."""
     if row.pod is None:
         return {"unallocated": "(free)", "unknown": "(holder unknown)"}.get(row.state, f"({row.state})")
     return clean("/".join(filter(None, (row.namespace, row.pod))))
 
 
 def owner(row: LiveRow) -> str:
-    """Return ``Kind/name`` of the workload; empty where it is not known."""
+    """Return the workload as text, ``Kind/name``; empty if it is unknown."""
     return clean("/".join(filter(None, (row.owner_kind, row.owner_name))))
 
 
@@ -60,7 +60,7 @@ def _words(row: LiveRow) -> str:
 
 
 def device(row: LiveRow) -> str:
-    """Return ``3``, ``4 2g.20gb #3`` or, of a shared GPU, ``6 25 %``."""
+    """Return the device as text: ``3``, ``4 2g.20gb #3``, or ``6 25 %`` for a shared GPU."""
     share = row.gpu_share_ratio
     part = f"#{row.gpu_instance}" if row.gpu_instance else ""
     shared = percent(share) if share is not None and share < 1 and not row.mig_profile else ""
@@ -76,7 +76,7 @@ def _activity(row: LiveRow) -> str:
 
 
 def _measured(row: LiveRow) -> float:
-    """Return the activity for an order from low to high: unknown comes after full."""
+    """Return the activity for sorting from low to high; unknown comes after full."""
     return 2.0 if row.activity_ratio is None else row.activity_ratio
 
 
@@ -97,7 +97,7 @@ COLUMNS: Mapping[str, Callable[[LiveRow], str]] = {
     "Held for": lambda row: _seconds(row.age_seconds),
     "Per hour": lambda row: amounts(row.cost_per_hour),
 }
-"""Text of a row by title."""
+"""Functions that return the text of a row, by title of the column."""
 _RIGHT = frozenset({"Activity", "Idle for", "Held for", "Per hour"})
 _NAMES = frozenset({"Cluster", "Node", "Model", "Holder", "Owner", "Team"})
 """Columns that a narrow terminal shortens."""
@@ -121,7 +121,7 @@ SORTS: Mapping[str, Callable[[LiveRow], Any]] = {
 
 
 def arranged(rows: Iterable[LiveRow], sort: str, words: str = "", *, reverse: bool = False) -> list[LiveRow]:
-    """Return the rows with all of the words, in the order of one of ``SORTS``."""
+    """Return the rows that contain all of the words, sorted by a name in ``SORTS``."""
     wanted = words.lower().split()
     kept = [row for row in rows if all(word in _words(row) for word in wanted)]
     return sorted(sorted(kept, key=SORTS["gpu"]), key=SORTS[sort], reverse=reverse)
@@ -131,7 +131,7 @@ History: TypeAlias = Mapping[tuple[str | None, ...], Sequence[float | None]]
 
 
 def table(rows: Sequence[LiveRow], titles: Sequence[str] = _TOP, history: History | None = None) -> Table:
-    """Return the rows as a table without uniform columns; ``history`` is drawn next to the activity."""
+    """Return the rows as a table without uniform columns; ``history`` adds a chart next to the activity."""
     texts = {title: [COLUMNS[title](row) for row in rows] for title in titles}
     left_out = {title for title in _ONLY_IF_SEVERAL if len(set(texts.get(title, ()))) == 1}
     left_out |= {title for title in _ONLY_IF_KNOWN if not any(texts.get(title, ()))}
@@ -154,13 +154,13 @@ def table(rows: Sequence[LiveRow], titles: Sequence[str] = _TOP, history: Histor
 
 
 def sparkline(values: Iterable[float | None]) -> str:
-    """Return a bar per value, 0..1; a blank where it was not measured."""
+    """Return a bar per value, 0..1; a blank for a value that was not measured."""
     last = len(_BARS) - 1
     return "".join(" " if one is None else _BARS[min(last, int(one * len(_BARS)))] for one in values)
 
 
 def summary(picture: Picture) -> str:
-    """Return one line of counts and money."""
+    """Return one line with counts and money."""
     if not picture.rows:
         return "no GPU"
     held = [row for row in picture.rows if row.pod is not None]
@@ -178,7 +178,7 @@ def sums(rows: Iterable[LiveRow]) -> dict[str, float]:
 
 
 def document_of(picture: Picture, rows: Iterable[LiveRow], now: float) -> dict[str, Any]:
-    """Return the JSON form; ``null`` is unknown, never 0."""
+    """Return the rows as JSON values; ``null`` is unknown, never 0."""
     return {
         "taken_at_seconds": now,
         "simulated": picture.simulated,
@@ -212,7 +212,7 @@ EPILOG = (
 
 
 def add_view_options(parser: Parser) -> None:
-    """Add the flags of the view, which the plugin of kubectl has, too."""
+    """Add the flags of the view, which the kubectl plugin has as well."""
     view = parser.add_argument_group("View")
     view.add_argument("--once", action="store_true", help="print a table once instead of the live view")
     view.add_argument("--json", action="store_true", help="print JSON once")
@@ -251,10 +251,10 @@ def is_live(namespace: argparse.Namespace) -> bool:
 
 
 async def show(read: Read, namespace: argparse.Namespace) -> int:
-    """Show what is read, live or once; the exit code.
+    """Show the rows, live or once, and return the exit code.
 
     Raises:
-        ExporterError: Nothing can be read at first.
+        ExporterError: The first reading failed.
     """
     picture = await read()
     if is_live(namespace):
@@ -271,14 +271,14 @@ def write(
     sort: str = "waste",
     keep: Callable[[LiveRow], bool] = lambda _: True,
 ) -> int:
-    """Print the rows once, as a table or as JSON, and the problems to standard error; the exit code.
+    """Print the rows once, as a table or as JSON, and the problems to standard error; return the exit code.
 
     Args:
         picture: The rows.
-        namespace: Says form and filter.
+        namespace: Options for form and filter.
         titles: Columns.
-        sort: One of ``SORTS``.
-        keep: Selects rows; the summary is of all of them.
+        sort: A name in ``SORTS``.
+        keep: Selects the rows to print; the summary covers all rows.
     """
     rows = arranged(filter(keep, picture.rows), sort, namespace.filter)
     with stdout() as stream:
@@ -296,7 +296,7 @@ def write(
 
 @dataclass(slots=True)
 class _View:
-    """State of the live view; changed by readings and keys."""
+    """State of the live view; readings and keys change it."""
 
     picture: Picture
     sort: str
@@ -312,7 +312,7 @@ class _View:
         self.take(self.picture)
 
     def take(self, picture: Picture) -> None:
-        """Show another picture."""
+        """Replace the rows."""
         self.picture, self.problem = picture, ""
         before, self.history = self.history, {}
         for row in picture.rows:
@@ -321,7 +321,7 @@ class _View:
         self.changed.set()
 
     def press(self, keys: str) -> None:
-        """Handle keys; an empty text means that the terminal has gone."""
+        """Handle keys; an empty text means that the terminal is closed."""
         self.ended = not keys
         for key in keys:
             if key == "\x1b":
@@ -348,7 +348,7 @@ class _View:
             self.words += key
 
     def render(self, height: int) -> Group:
-        """Return what fits on a screen of so many lines."""
+        """Return the view for a screen of ``height`` lines."""
         rows = arranged(self.picture.rows, self.sort, self.words, reverse=self.reverse)
         troubles = [self.problem] if self.problem else list(self.picture.problems)
         room = max(1, height - 6 - len(troubles))
@@ -387,7 +387,7 @@ async def _watch(read: Read, view: _View, interval_seconds: float) -> None:
 def _typed(keyboard: int) -> str:
     try:
         return os.read(keyboard, 64).decode(errors="replace")
-    except OSError:  # the terminal has gone
+    except OSError:  # the terminal is closed
         return ""
 
 
@@ -403,7 +403,7 @@ async def _poll(read: Read, view: _View, interval_seconds: float) -> None:
 
 @contextmanager
 def _unbuffered(keyboard: int) -> Iterator[None]:
-    """Set the terminal to pass keys at once without echo; restore it at the end."""
+    """Switch the terminal to unbuffered keys without echo; restore it at the end."""
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
     try:
