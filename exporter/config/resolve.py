@@ -121,7 +121,7 @@ def load_agent(
     if values["simulate"] and values["workload-manager"] == "kubernetes" and "kube-metadata" not in stated:
         values["kube-metadata"] = True  # a simulated node has an API server that needs no rights
     if values["workload-manager"] != "kubernetes" and "kube-metadata" in theirs:
-        values["kube-metadata"] = False  # it asks for what it would do with pods, of which there are none
+        values["kube-metadata"] = False  # its flags configure pods, which this manager does not have
     if values["simulate"] and "lock-dir" not in stated:
         values["lock-dir"] = None  # many simulated nodes of one name may run on one machine
     if more_resources:

@@ -26,7 +26,7 @@ class HeldDevice:
     held_hours: float
     measured_hours: float
     mean_ratio: float | None
-    """Activity over the measured hours, 0-1 of its part; ``None`` where nothing was measured."""
+    """Activity over the measured hours, 0-1 of its part; ``None`` without measurements."""
     p95_ratio: float | None
     """Activity that 95 % of the hours do not exceed."""
     peak_ratio: float | None

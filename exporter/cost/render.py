@@ -98,7 +98,7 @@ Column: TypeAlias = tuple[str, Callable[[ReportLine], str]]
 
 
 def number_columns(report: FleetReport, form: Form) -> Iterator[Column]:
-    """Yield the columns of hours, ratios and money; HTML and CSV have more columns than a terminal."""
+    """Yield the columns of hours, ratios and money; HTML has more of them than a terminal."""
     digits = hour_digits(report.trust.capacity_seconds)
     profiled = report.owned.seconds.profiled > 0
     yield "GPU-hours", lambda line: decimal(line.figures.seconds.total / HOUR, digits)

@@ -308,7 +308,7 @@ def make_report(ledger: FleetLedger, question: Question, prices: str = "") -> Fl
     """Return the report over a ledger's window.
 
     Args:
-        ledger: At ``dimensions_of(question.by)`` or finer.
+        ledger: Ledger at ``dimensions_of(question.by)`` or finer.
         question: Settings of the report.
         prices: Description of the prices; empty for prices of the time of use.
     """

@@ -1,4 +1,4 @@
-"""The service's own /metrics: budgets as the rules read them, the month's money, and how well the service is."""
+"""Renders the service's /metrics: budgets for the rules, this month's money, and the state of the service."""
 
 import platform
 
@@ -12,7 +12,7 @@ from exporter.service.fleet import Fleet
 from exporter.web.responses import Body
 
 BUDGET_LABELS = ("budget", "period", "currency", "cluster", "team", "workload_namespace")
-"""Its name, its period's kind, and what it is for: the last three are absent where it is not for one of these."""
+"""Name, kind of period, currency and owner of a budget; each of the last three is absent if the owner lacks it."""
 
 BUDGET_LIMIT = _own("gpu_budget_limit", *BUDGET_LABELS).meaning(
     "Money that the budget's period may cost, in its currency."
@@ -69,9 +69,9 @@ DAYS_NOT_CLOSED = _own("gpu_cost_service_days_not_closed").meaning(
 )
 
 OWN: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""In the order above, which is the order on the page."""
+"""Metrics of the service, in the order of the page."""
 ALL: tuple[Metric, ...] = (*OWN, *catalog.PROCESS)
-"""With those of the process, which are the agent's, too."""
+"""Metrics of the service and of its process; the latter have the names of the agent's."""
 
 
 def families(fleet: Fleet) -> list[Family]:
@@ -101,7 +101,7 @@ def families(fleet: Fleet) -> list[Family]:
 
 
 def render(fleet: Fleet, accept: str, process: ProcessMetrics | None = None) -> Body:
-    """Return the page, by the client's Accept header."""
+    """Return the page in the format of the client's Accept header."""
     openmetrics = text_format.negotiate(accept)
     shown = [*families(fleet), *(process.families() if process is not None else ())]
     page = text_format.render(shown, openmetrics=openmetrics)

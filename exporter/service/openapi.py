@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 of the service, made from the same tables that requests are read with."""
+"""Generates the OpenAPI 3.1 document from the tables by which the service parses requests."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _ERRORS = {
 
 
 def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
-    """Return the document; ``prefix`` is that of all paths behind a proxy."""
+    """Return the document; ``prefix`` is the prefix of all paths behind a proxy."""
     named = _named()
     return {
         "openapi": "3.1.0",
@@ -54,7 +54,7 @@ def document(title: str = "GPU cost", prefix: str = "") -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Schema]:
-    """Return the schema of every document that a path answers with, and of those within, by name."""
+    """Return the schemas of all documents in answers, and of the documents within them, by name."""
     found: dict[str, Schema] = {}
     for kind in (responses.ErrorDocument, *(endpoint.answer for endpoint in ENDPOINTS)):
         _schema(kind, found)
@@ -62,7 +62,7 @@ def _schemas() -> dict[str, Schema]:
 
 
 def _document(kind: type, found: dict[str, Schema]) -> Schema:
-    """Return the schema of a document; those within it are added to the others."""
+    """Return the schema of a document, and add the schemas of documents within it to ``found``."""
     hints = get_type_hints(kind, include_extras=True)
     optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
     return {
@@ -79,7 +79,7 @@ _PRIMITIVES = {float: "number", int: "integer", str: "string", bool: "boolean", 
 
 
 def _schema(hint: Any, documents: dict[str, Schema]) -> Schema:  # noqa: ANN401 - any annotation of a document
-    """Return the schema of a type; that of a document is a reference, and the document is added to the others."""
+    """Return the schema of a type; for a document, return a reference, and add its schema to ``documents``."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         made = {**_schema(arguments[0], documents), "description": arguments[1]}
@@ -100,7 +100,7 @@ def _schema(hint: Any, documents: dict[str, Schema]) -> Schema:  # noqa: ANN401 
         made = {"type": _PRIMITIVES[hint]}
     else:
         if name_of(hint) not in documents:
-            documents[name_of(hint)] = {}  # keeps its place while those within it are added
+            documents[name_of(hint)] = {}  # keeps its place before the documents within it
             documents[name_of(hint)] = _document(hint, documents)
         made = _reference(hint)
     return made
@@ -116,7 +116,7 @@ def name_of(kind: type) -> str:
 
 
 def _named() -> dict[str, Parameter]:
-    """Return every parameter by its name in the document; of two with one name the second has the path before it."""
+    """Return every parameter by its name in the document; a second parameter of a name gets the path as a prefix."""
     found: dict[str, Parameter] = {}
     for endpoint in ENDPOINTS:
         for parameter in endpoint.parameters:

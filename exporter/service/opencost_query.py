@@ -113,7 +113,7 @@ _SECONDS = {"m": 60, "h": HOUR_SECONDS, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
 _CALENDAR: Mapping[str, Period] = {"weeknow": "week", "month": "month", "quarter": "quarter"}
-"""Calendar periods at whose ends sets end."""
+"""Calendar periods that bound sets, by value of ``accumulate``."""
 
 
 def window_of(text: str, now: Now) -> Window:

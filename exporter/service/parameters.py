@@ -1,4 +1,4 @@
-"""Parameters of the API: one table says what each is, how it is read and how OpenAPI describes it."""
+"""Defines the parameters of the API in one table: meaning, parser and description for OpenAPI."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ MOST_LINES = 100_000
 _LONGEST = 2000
 _MOST_PROBLEMS = 20
 _CHANGES_SUMS = ("filter", "shareCost", "shareLabels", "shareNamespaces", "shareSplit")
-"""How parameters begin that no endpoint may ignore: the answer would have other sums than the client asked for."""
+"""Prefixes of parameters that no endpoint may ignore, because the sums of the answer would be wrong."""
 _YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 
 
@@ -33,22 +33,22 @@ _YES, _NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 class Parameter:
     """One parameter of the query.
 
-    ``parse`` turns its text, and the time, into the value; it raises ConfigError, which names the
-    parameter, or ValueError, for which the message has ``allowed``.
+    ``parse`` converts its text, and the time, to the value. It raises ConfigError, which names the parameter, or
+    ValueError, for which the message shows ``allowed``.
     """
 
     name: str
     about: str
-    """One sentence or two."""
+    """Meaning, in one or two sentences."""
     parse: Callable[[str, Now], Any]
     allowed: str
     default: str | None = None
-    """As a client would write it; ``None``: the value is ``None`` where the parameter is not given."""
+    """Default value as text; ``None``: the value is ``None`` without the parameter."""
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
     repeatable: bool = False
-    """May be given several times: the value is a tuple. An empty text is a value, too."""
+    """Whether the parameter may be repeated; its value is a tuple, and an empty text counts as a value."""
     prefix: str = ""
-    """Begins the names that it stands for, each of which is a value of its own; empty for one that has one name."""
+    """Prefix of the accepted names, each with a separate value; empty for a parameter with a single name."""
 
 
 def read(
@@ -63,10 +63,10 @@ def read(
         parameters: The parameters of the endpoint.
         pairs: Names and texts of the query.
         now: The time, and the time zone of days and months.
-        ignored: Receives one warning for each unknown parameter that cannot change sums; ``None`` refuses them all.
+        ignored: Receives a warning for each unknown parameter that cannot change sums; ``None`` makes each an error.
 
     Raises:
-        ConfigError: With every parameter that is unknown (the first 20), given twice or cannot be understood.
+        ConfigError: Lists every parameter that is unknown (the first 20), repeated or invalid.
     """
     known = {parameter.name: parameter for parameter in parameters}
     given: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ def read(
             given.setdefault(name, []).append(text)
         else:
             unknown[name] = None
-    # Each is compared with all known names and reported: the cap keeps an answer from growing with its question.
+    # Each name is compared with all known names; the limit bounds the time and the size of the answer.
     for name in sorted(unknown, key=lambda one: not one.startswith(_CHANGES_SUMS))[:_MOST_PROBLEMS]:
         refused = ignored is None or name.startswith(_CHANGES_SUMS)
         (problems if ignored is None or refused else ignored).append(_unknown(name, known, refused=refused))
@@ -151,12 +151,12 @@ def _filter(text: str, _now: Now) -> tuple[str, ...]:
 
 
 def filter_text(value: str) -> str:
-    """Return a value as it is written in the parameter of a filter."""
+    """Return a value with the escapes for the parameter of a filter."""
     return value.replace("\\", "\\\\").replace(",", "\\,")
 
 
 def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
-    """Return what turns a word in any case into its meaning."""
+    """Return a function that converts a word in any case to its meaning."""
 
     def parse(text: str, _now: Now) -> object:
         word = text.strip().lower()
@@ -168,7 +168,7 @@ def words(meanings: Mapping[str, object]) -> Callable[[str, Now], object]:
 
 
 def count(name: str, about: str, default: str | None = None, most: int | None = None) -> Parameter:
-    """Return the parameter of a whole number from 0."""
+    """Return a parameter for a whole number from 0."""
 
     def parse(text: str, _now: Now) -> int:
         number = text.strip()
@@ -187,7 +187,7 @@ def count(name: str, about: str, default: str | None = None, most: int | None = 
 
 
 def switch(name: str, about: str) -> Parameter:
-    """Return the parameter of a switch, by default false."""
+    """Return a parameter for a switch, by default false."""
     return Parameter(
         name=name,
         about=about,
@@ -199,7 +199,7 @@ def switch(name: str, about: str) -> Parameter:
 
 
 def choice(name: str, about: str, known: Sequence[str], default: str) -> Parameter:
-    """Return the parameter of one of a few words."""
+    """Return a parameter for a choice of words."""
     return Parameter(
         name=name,
         about=about,

@@ -1,4 +1,4 @@
-"""Answers of the service: headers, ETags, JSON, and errors as the API reports them."""
+"""Creates the answers of the service: headers, ETags, JSON, and errors in the format of the API."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ RETRY_AFTER_SECONDS = 15
 _IN_THREAD_BYTES = 100_000
 _WHERE = re.compile(r"(?P<where>[^\s:;]+(?: \(from [^)]*\))?): (?P<rest>.+)", re.DOTALL)
 _OF_A_REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
-"""For HTML that brings no policy of its own: a report to be saved, which has its styles in it and no script."""
+"""Policy of HTML without another policy: a report for download, with inline styles and without scripts."""
 
 
 async def respond(
@@ -29,15 +29,15 @@ async def respond(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Return an answer with an ETag if its status is 200, or a 304 where the client has it already.
+    """Return an answer, with an ETag if its status is 200; or status 304 if the client already has it.
 
-    A browser may keep an answer whose status is 200, and must ask again.
+    A browser may cache an answer with status 200, but must revalidate it.
 
     Args:
-        request: Says whether the client accepts gzip, and what it has.
-        body: Shared by all clients.
-        status: HTTP status; an answer that is no 200 is kept by no cache.
-        headers: More of them; they win.
+        request: Request with the client's encodings and ETags.
+        body: Body, shared by all clients.
+        status: HTTP status; an answer with another status than 200 is not cached.
+        headers: Additional headers, which override others.
     """
     fields = dict(headers or {})
     if body.content_type == HTML:
@@ -70,7 +70,7 @@ class ErrorDocument:
 
 
 def problem_document(problems: Sequence[str], status: int) -> ErrorDocument:
-    """Return the JSON of an error; a message of ours is ``where: what; how to fix it``."""
+    """Return the JSON document of an error; messages have the form ``where: what; how to fix it``."""
     documents = [_parts(problem) for problem in problems]
     return ErrorDocument(**documents[0], problems=[*documents], code=status, message="; ".join(problems))
 
@@ -87,9 +87,9 @@ _STATIC = (("page.css", "text/css; charset=utf-8"), ("page.js", "text/javascript
 
 @cache
 def assets() -> Mapping[str, tuple[str, Body]]:
-    """Return every file that pages load, by its plain name: its name with its hash, ``page.1a2b3c4d5e6f.css``, and it.
+    """Return the files that pages load, by plain name: name with a hash, ``page.1a2b3c4d5e6f.css``, and content.
 
-    A browser keeps a file for good, and asks for another name where there is another content.
+    A browser caches a file permanently; changed content has another name.
     """
     found = {}
     for plain, content_type in _STATIC:
