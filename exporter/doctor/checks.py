@@ -120,32 +120,32 @@ NVML, DCGM = "NVML", "DCGM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Number of physical GPUs that each layer knows; ``None`` where it is not known."""
+    """Number of physical GPUs that each layer knows; ``None`` if it is unknown."""
 
     on_bus: int | None = None
     """NVIDIA GPUs on the PCI bus that are not passed through to virtual machines."""
     in_driver: int | None = None
-    """Known to the kernel driver of the host."""
+    """GPUs of the kernel driver of the host."""
     seen: int | None = None
-    """Listed here by NVML, or by DCGM; ``None`` where it does not work."""
+    """GPUs that NVML or DCGM lists here; ``None`` if it does not work."""
     shown_by: str = NVML
     advertised: int | None = None
-    """Healthy for the kubelet, or in the slices of a DRA driver; ``None`` where it is not known."""
+    """GPUs that are healthy for the kubelet, or in the slices of a DRA driver; ``None`` if unknown."""
     allocated: int | None = None
     """GPUs with a holder, seen here or not."""
     inventory_refused: bool = False
     """Whether the kubelet refused to list the advertised devices."""
     by_claims: bool = False
-    """Whether DRA allocates devices of this node: then a kubelet that advertises none is correct."""
+    """Whether DRA allocates devices of this node; a kubelet that advertises none is then correct."""
 
     @property
     def there(self) -> int | None:
-        """GPUs of the driver, or of the PCI bus if that is unknown; a bus without GPUs (Tegra, WSL) is unknown, too."""
+        """GPUs of the driver, or of the PCI bus if that is unknown; a bus without GPUs (Tegra, WSL) is ignored."""
         return self.in_driver if self.in_driver is not None else self.on_bus or None
 
     @property
     def place(self) -> str:
-        """Where ``there`` was counted."""
+        """Layer in which ``there`` was counted."""
         return "PCI bus" if self.in_driver is None else "driver"
 
     @property
@@ -280,7 +280,7 @@ def layer_agreement(
         reading: The last reading; ``None`` if no source works.
         attribution: The join.
         allocations: The kubelet's answer.
-        inventory_refused: Whether the kubelet refused to list what it advertises.
+        inventory_refused: Whether the kubelet refused to list the advertised devices.
     """
     by_dcgm = around.config.sampling.source == "dcgm"
     # A host engine may be shown another machine's GPUs, or others of this one's.
@@ -376,7 +376,7 @@ async def examine(around: Surroundings) -> Examination:
 
 
 async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], Reading | None]:
-    """Check driver and devices, if NVML is a source; return its last reading, too."""
+    """Check driver and devices, if NVML is a source; also return its last reading."""
     config = around.config
     if config.sampling.source == "dcgm":
         return [], None
@@ -389,7 +389,7 @@ async def _nvml(around: Surroundings, made: Collectors) -> tuple[list[Finding], 
 
 
 async def _dcgm(around: Surroundings, made: Collectors) -> tuple[list[Finding | None], Reading | None]:
-    """Check the engine, if DCGM is a source; return its last reading, too."""
+    """Check the engine, if DCGM is a source; also return its last reading."""
     config = around.config
     if not config.sampling.dcgm_address:
         return [await sources.hint()] if config.sampling.source == "auto" and not around.simulated else [], None

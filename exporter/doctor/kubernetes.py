@@ -35,8 +35,8 @@ async def ask_api(
 
     Args:
         around: The node.
-        attributor: Has the kubelet's answer, which decides whether claims and which namespaces are read.
-        reading: The driver's last one, ``None`` where there is none.
+        attributor: Contains the kubelet's answer, which determines the namespaces and claims to read.
+        reading: Last reading of the driver; ``None`` without one.
     """
     metadata = attributor.metadata
     if metadata is None:
@@ -57,7 +57,7 @@ async def ask_api(
 
 
 async def _read(around: Surroundings, attributor: Attributor, metadata: Metadata, reading: Reading | None) -> None:
-    """Run the agent's own reader until it knows what concerns this node's holders, or for some seconds."""
+    """Run the agent's reader until it has the data on this node's holders, or for some seconds."""
     task = asyncio.ensure_future(metadata.run())
     try:
         for _ in range(_LOOKS):
@@ -135,7 +135,7 @@ def workload_holders(config: AgentConfig, jobs: TenantSource, reading: Reading |
     """Report the holders that the agent finds now.
 
     Args:
-        config: Selects the manager.
+        config: Configuration, which selects the manager.
         jobs: The manager's holders.
         reading: The last reading; ``None`` if NVML does not work.
         now: Unix time.

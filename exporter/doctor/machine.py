@@ -23,7 +23,7 @@ _REALM = "gpu-cost-exporter"
 def answers(host: str, number: int) -> bool:
     """Return whether an agent serves there: by ``/healthz``, our password realm, or a required client certificate."""
     address = host or "127.0.0.1"
-    # The certificate is of the node's name, which is not this address; nothing secret is sent or received.
+    # The certificate has the name of the node, not this address; no secret is sent or received.
     context = ssl._create_unverified_context()  # noqa: S323, SLF001
     return _is_ours(http.client.HTTPConnection(address, number, timeout=_ANSWER_SECONDS)) or _is_ours(
         http.client.HTTPSConnection(address, number, timeout=_ANSWER_SECONDS, context=context)

@@ -79,7 +79,7 @@ async def listen(around: Surroundings, name: str, command: Sequence[str], *, eno
 
 
 _ENOUGH_OF_DRIVER = 3
-"""Rates and engine counters are differences: the first reading cannot have them."""
+"""Number of readings: rates and engine counters are differences, which the first reading does not have."""
 _BLIND = "see the lines of DCGM; the driver may refuse profiling, too: see dmesg"
 _BLIND_WITHOUT_DCGM = (
     "MIG before Hopper is measured by DCGM alone: run its host engine and name it, --dcgm-address HOST:5555"
@@ -88,7 +88,7 @@ _BLIND_WITHOUT_DCGM = (
 
 
 async def driver(around: Surroundings, fields: Collection[Field]) -> tuple[Finding, Reading | None]:
-    """Check the driver; return its last reading, too, or ``None`` without one within the deadline."""
+    """Check the driver; also return its last reading, or ``None`` without one within the deadline."""
     command = around.worker_command or child_command(interval_seconds(around.config), fields)
     heard = await listen(around, "nvml", command, enough=_ENOUGH_OF_DRIVER)
     if heard.last is None:
@@ -121,7 +121,7 @@ def _by_model(reading: Reading) -> str:
 
 
 def _instances(reading: Reading) -> str:
-    """Count the MIG instances; empty where there are none."""
+    """Count the MIG instances; empty if there are none."""
     count = sum(len(gpu.instances) for gpu in reading.gpus)
     return f", {count} MIG instances" if count else ""
 
@@ -187,7 +187,7 @@ _OF_OTHER_CHECKS = (
     *("requires_root", "driver_too_old"),
 )
 _ENOUGH_OF_ENGINE = 4
-"""The first reading of a profiling field is blank, and some fields are slower than the others."""
+"""Number of readings: the first one of a profiling field is blank, and some fields are slower than others."""
 _USUAL_HOST, _USUAL_PORT = "localhost", 5555
 _PROBE_SECONDS = 0.5
 _SHOWN = 5
@@ -211,7 +211,7 @@ _FIXES: Mapping[ProfilingState, str] = {
 
 
 async def engine(around: Surroundings, fields: Collection[Field]) -> tuple[list[Finding | None], Reading | None]:
-    """Check the engine; return its last reading, too, or ``None`` without one.
+    """Check the engine; also return its last reading, or ``None`` without one.
 
     Args:
         around: The node.
@@ -278,7 +278,7 @@ def engine_devices(dcgm: Reading, nvml: Reading | None) -> Finding:
 
     Args:
         dcgm: The engine's reading.
-        nvml: NVML's reading; ``None`` if NVML is no source or does not work: then nothing is compared.
+        nvml: NVML's reading, for comparison; ``None`` if NVML is no source or does not work.
     """
     theirs, ours = _uuids([dcgm]), _uuids([nvml] if nvml else [])
     if not dcgm.gpus:
