@@ -246,7 +246,7 @@ def test_unreadable_day_is_reported_and_prevents_a_projection() -> None:
     (state,) = stand(source, budget(team="red"))
     assert not state.known
     assert state.projected is None
-    assert state.notes == ("1 questions about the period stayed unanswered, first: no answer in 60 s; try again.",)
+    assert state.notes == ("1 queries about the period failed, first: no answer in 60 s; try again.",)
     (week,) = stand(source, Budget(name="w", amount=1.0, currency="USD", period="week"))
     assert week.known, "the day is before the week"
 

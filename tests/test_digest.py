@@ -119,7 +119,7 @@ def budget(name: str, spent: float | None, *, projected: float | None = None) ->
         "spent": spent,
         "projected": projected,
         "passed": [part for part in (0.5, 0.8, 1.0) if spent is not None and spent >= part * 1000.0],
-        "notes": [] if spent is not None else ["3 questions about the period stayed unanswered."],
+        "notes": [] if spent is not None else ["3 queries about the period failed."],
     }
 
 
@@ -230,7 +230,7 @@ def test_budgets_over_a_threshold_are_listed_and_others_counted() -> None:
     assert re.search(r"soon +2026-W42 +400.00 USD, 40 %", shown)
     assert re.search(r"dark +2026-W42 +unknown", shown)
     assert not re.search(r"^calm", shown, re.MULTILINE)
-    assert "dark: 3 questions about the period stayed unanswered." in shown
+    assert "dark: 3 queries about the period failed." in shown
 
 
 def test_digest_without_prices_advice_or_page_reports_their_absence() -> None:

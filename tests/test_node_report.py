@@ -285,8 +285,8 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
     ("app", "reported"),
     [
         (agent(lambda: None), "the agent has only just started; ask again in a few seconds"),
-        (answering("<html>"), "what answers there is no agent; give the address of its --listen"),
-        (answering("no", 404), "what answers there is no agent (HTTP 404)"),
+        (answering("<html>"), "the server there is not an agent; give the address of its --listen"),
+        (answering("no", 404), "the server there is not an agent (HTTP 404)"),
         (answering("no", 404, "gpu-cost-exporter"), "this agent is of a release without /api/v1/ledger; update it"),
         (
             answering('{"error": "the API is described at /openapi.json"}', 404, "gpu-cost-exporter"),
@@ -297,7 +297,7 @@ def test_demo_report_sums_to_the_elapsed_capacity(demo_agent: AgentProcess, caps
             answering('{"api_version": 2, "accounts": []}'),
             "speaks version 2 of its API, this program",
         ),
-        (answering('{"status": "ok"}'), "what answers there is no agent"),
+        (answering('{"status": "ok"}'), "the server there is not an agent"),
     ],
 )
 async def test_each_wrong_server_is_reported_with_its_fix(

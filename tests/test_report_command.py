@@ -128,7 +128,7 @@ def test_coverage_below_the_minimum_exits_with_3_and_is_not_called_complete(
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "nothing is missing" not in out
-    assert ("what was not is in no sum" in out) is (form == "table")
+    assert ("no sum includes other hours" in out) is (form == "table")
     assert main([*command, "--min-coverage", "90%"]) == 0
     capsys.readouterr()
     assert main([*command, "--min-coverage", "0.99"]) == 3
@@ -322,7 +322,7 @@ def test_days_missing_in_the_store_make_the_report_partial(
     assert main(["report", "--store", str(store), "--window", WINDOW]) == 3
     shown = capsys.readouterr()
     assert "is not closed" in shown.out
-    assert "the report is not whole: 5 question(s) stayed unanswered" in shown.err
+    assert "the report is not whole: 5 failed queries" in shown.err
 
 
 def fill(store: Path, url: str, days: int) -> None:

@@ -134,7 +134,7 @@ async def test_api_redirects_are_not_followed_and_the_token_is_masked(tmp_path: 
 
 
 def test_deeply_nested_agent_answer_is_refused() -> None:
-    with pytest.raises(ExporterError, match="what answers there is no agent"):
+    with pytest.raises(ExporterError, match="the server there is not an agent"):
         agent_client.document_of(b"[" * 1_000_000, "http://127.0.0.1:9")
 
 

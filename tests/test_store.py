@@ -215,7 +215,7 @@ def test_incomplete_or_unfinished_day_is_refused(tmp_path: Path) -> None:
             store.close_day(dataclasses.replace(day, dimensions=frozenset()), now=NOW)
         with pytest.raises(StoreError, match="is not over, or the clock is wrong"):
             store.close_day(day, now=D2 - 1.0)
-        with pytest.raises(StoreError, match="1 questions stayed unanswered, first workload:gpu_ledger:delta1h"):
+        with pytest.raises(StoreError, match="1 queries failed, first workload:gpu_ledger:delta1h"):
             store.close_day(dataclasses.replace(day, failures=(failure,)), now=NOW)
         assert store.closed_days() == ()
 

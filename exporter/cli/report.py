@@ -361,7 +361,7 @@ def _of_a_fleet(namespace: argparse.Namespace, problems: tuple[str, ...]) -> int
         whole = trust.whole
     whole &= _is_covered(trust, namespace.min_coverage or 0.0)
     if ledger.failures:
-        say(f"the report is not whole: {len(ledger.failures)} question(s) stayed unanswered")
+        say(f"the report is not whole: {len(ledger.failures)} failed queries")
         for failure in ledger.failures[:_MOST_FAILURES]:
             say(failure_words(failure))
     return 0 if whole else EXIT_PARTIAL

@@ -209,7 +209,7 @@ def _refused(base: str, path: str, response: HTTPResponse, body: bytes) -> str:
     fixes: dict[int, str] = {
         HTTPStatus.UNAUTHORIZED: "the agent asks for a user and a password; give --agent-username and"
         " --agent-password-file",
-        HTTPStatus.FORBIDDEN: "the agent does not let this client certificate in; give another by --agent-cert-file",
+        HTTPStatus.FORBIDDEN: "the agent rejects this client certificate; give another by --agent-cert-file",
         HTTPStatus.NOT_FOUND: f"this agent is of a release without {path}; update it",
         HTTPStatus.SERVICE_UNAVAILABLE: "the agent has only just started; ask again in a few seconds",
     }
@@ -224,7 +224,7 @@ def _refused(base: str, path: str, response: HTTPResponse, body: bytes) -> str:
 
 
 def _no_agent(base: str, how: str = "") -> str:
-    return f"{base}: what answers there is no agent{how}; give the address of its --listen, as http://node-a:9400"
+    return f"{base}: the server there is not an agent{how}; give the address of its --listen, as http://node-a:9400"
 
 
 def _unreachable(base: str, cause: Exception, timeout_seconds: float) -> str:

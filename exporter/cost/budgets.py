@@ -316,7 +316,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield notes on a period with ``recorded`` of ``due`` hours."""
     if unread:
-        yield f"{len(unread)} questions about the period stayed unanswered, first: {unread[0].reason}."
+        yield f"{len(unread)} queries about the period failed, first: {unread[0].reason}."
     elif due - recorded > _LATE_HOURS:
         where = f" for cluster '{budget.owner['cluster']}'" if "cluster" in budget.owner else ""
         yield f"{due - recorded} of the period's {due} hours were not recorded{where}, and are not in it."

@@ -50,13 +50,13 @@ MEANINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """From what was there to what was used of it, in GPUs or money; each step is a part of the one before."""
+    """Steps from all GPUs to their effective use, in GPUs or money; each step is a part of the previous one."""
 
-    total: Annotated[float, "There and metered."]
+    total: Annotated[float, "Metered."]
     allocated: Annotated[float, "Held by owners."]
     active: Annotated[float, "Held and at work; a GPU that is half busy counts half."]
     effective: Annotated[float | None, "The profiled part of it, by use of its limit; null where nothing was profiled."]
-    unprofiled: Annotated[float, "Active, and effective or not: that was not measured."]
+    unprofiled: Annotated[float, "Active, without a measurement of effective use."]
     unknown: Annotated[float, "Held and not measured."]
 
     @property
@@ -88,7 +88,7 @@ class PeriodDocument(TypedDict):
 class WindowDocument(PeriodDocument):
     """The period of a report."""
 
-    label: Annotated[str | None, "As it was asked for."]
+    label: Annotated[str | None, "Window as requested."]
 
 
 class MoneyDocument(TypedDict):
@@ -115,9 +115,11 @@ class FiguresDocument(TypedDict):
     idle_seconds: Annotated[float | None, "Of owners: idle."]
     unknown_seconds: Annotated[float | None, "Of owners: not measured."]
     unpriced_seconds: Annotated[float, "Allocated seconds that had no price and are in no money."]
-    active_ratio: Annotated[float | None, "Of owners: active of what was measured; null where nothing was."]
-    effective_ratio: Annotated[float | None, "Of owners: effective of what was profiled; null where nothing was."]
-    profiled_ratio: Annotated[float | None, "Profiled of what was active: coverage of effective_ratio."]
+    active_ratio: Annotated[float | None, "Of owners: active part of the measured time; null if nothing was measured."]
+    effective_ratio: Annotated[
+        float | None, "Of owners: effective part of the profiled time; null if nothing was profiled."
+    ]
+    profiled_ratio: Annotated[float | None, "Profiled part of the active time: coverage of effective_ratio."]
     energy_joules: Annotated[float | None, "Measured energy; null where none was."]
     money: Annotated[list[MoneyDocument], "By currency; empty where nothing was priced."]
 
@@ -151,22 +153,22 @@ class LineDocument(OwnerDocument, FiguresDocument):
 class TrustDocument(TypedDict):
     """How far the report can be trusted."""
 
-    whole: Annotated[bool, "Every question was answered and every second is on a line."]
+    whole: Annotated[bool, "No query failed, and every second is on a line."]
     capacity_seconds: Annotated[float, "GPU-seconds that were metered; all lines sum to it."]
-    missing_seconds: Annotated[float | None, "What the lines lack of it; null with filters."]
-    expected_hours: Annotated[int, "Hours of the window that are over, times clusters."]
-    recorded_hours: Annotated[int, "For how many of them the ledger was recorded."]
+    missing_seconds: Annotated[float | None, "Capacity without a line; null with filters."]
+    expected_hours: Annotated[int, "Past hours of the window, times clusters."]
+    recorded_hours: Annotated[int, "Number of them with a recorded ledger."]
     period_coverage_ratio: Annotated[float | None, "Part of the hours that were recorded."]
     activity_coverage_ratio: Annotated[float | None, "Part of the held seconds whose activity was measured."]
     price_coverage_ratio: Annotated[float | None, "Part of all seconds that had a price."]
-    failures: Annotated[list[Mapping[str, Any]], "What was not read: from_seconds, to_seconds, what, reason."]
-    notes: Annotated[list[str], "What a reader must know."]
+    failures: Annotated[list[Mapping[str, Any]], "Failed queries: from_seconds, to_seconds, what, reason."]
+    notes: Annotated[list[str], "Notes for the reader."]
 
 
 class BeforeDocument(WindowDocument):
-    """The period before one of the calendar."""
+    """The calendar period before the period of the report."""
 
-    money: Annotated[list[MoneyDocument], "Of all lines that it had."]
+    money: Annotated[list[MoneyDocument], "Of all its lines."]
 
 
 class FleetDocument(TypedDict):
@@ -175,15 +177,15 @@ class FleetDocument(TypedDict):
     api_version: Literal[1]
     window: WindowDocument
     by: Annotated[list[str], "Dimensions of the lines."]
-    filters: Annotated[Mapping[str, Any], "By dimension what was asked for."]
+    filters: Annotated[Mapping[str, Any], "Requested values by dimension."]
     share_idle: Annotated[str, "How Unallocated money is spread."]
     share_unallocated: Annotated[bool, "Whether Unattributed money is, too."]
     lines: Annotated[list[LineDocument], "Owners' lines, dearest first, then those without an owner."]
     total: FiguresDocument
-    before: Annotated[BeforeDocument | None, "Null where there is nothing to compare with."]
+    before: Annotated[BeforeDocument | None, "Null without a comparison."]
     periods: Annotated[list[PeriodDocument], "Of the lines' series."]
     trust: TrustDocument
-    engine: Annotated[str | None, "Where it was read."]
+    engine: Annotated[str | None, "Source of the ledger."]
     simulated: Annotated[bool, "Some of it is of simulated nodes."]
     prices: Annotated[str | None, "Null: prices of the time of use."]
 

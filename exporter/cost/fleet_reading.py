@@ -136,7 +136,7 @@ class _Reading:
         """Query which hours were recorded, and whether by several servers; the other queries depend on it."""
         answered = [await self._ask_hours(block) for block in self._blocks]
         if not any(answered):
-            raise self._asking.last_error or PrometheusError("server_error", "no question was answered")
+            raise self._asking.last_error or PrometheusError("server_error", "no query was answered")
         known: dict[str, dict[Recorder, dict[int, float]]] = {}
         twice = [block for block in self._blocks if any(len(r) > 1 for one in block for r in one.recorders.values())]
         for block in twice:
@@ -174,7 +174,7 @@ class _Reading:
             yield (
                 f"Several Prometheus servers have recorded the same hours (distinguished by"
                 f" {', '.join(sorted(self._differing))}): one of them counts for each cluster. If these are several"
-                " clusters, give the label that tells them apart by --cluster-label"
+                " clusters, give the label that distinguishes them by --cluster-label"
             )
 
     async def _ask_hours(self, block: Block) -> bool:
@@ -385,7 +385,7 @@ async def _coverage_notes(client: PrometheusClient, drafts: Block, engine: Query
         try:
             return [await _why_nothing(client, window)]
         except PrometheusError as error:
-            return [f"No hour of the period was recorded, and why could not be asked: {error}"]
+            return [f"No hour of the period was recorded, and the query for the cause failed: {error}"]
     why = ""
     if engine.retention_seconds is not None and engine.retention_seconds < window.seconds:
         days = engine.retention_seconds / DAY_SECONDS

@@ -71,7 +71,7 @@ def failure_words(failure: Failure) -> str:
     """Return period, series and reason of a failed query."""
     window = failure.window
     when = f"{minute(window.start_seconds)} to {minute(window.end_seconds)} UTC"
-    return clean(f"{when}: {failure.what}: {failure.reason}; what it asked for is missing")
+    return clean(f"{when}: {failure.what}: {failure.reason}; its data is missing")
 
 
 def _sum(report: FleetReport) -> Iterator[Remark]:
@@ -87,7 +87,7 @@ def _sum(report: FleetReport) -> Iterator[Remark]:
     if trust.missing_seconds:
         state = f"conservation error {abs(trust.missing_seconds):.1e} s"
     elif trust.failures or trust.recorded_hours < trust.expected_hours:
-        state = "all that was recorded and read is on a line; what was not is in no sum"
+        state = "all recorded and read hours are on a line; no sum includes other hours"
     else:
         state = "nothing is missing"
     yield Remark("Sum", f"{lines} of {capacity}, {state}")

@@ -55,10 +55,10 @@ def refusal(
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:
         return PrometheusError("not_prometheus", f"{url}: HTTP {status} for {path}: {_PATH_FIX}")
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        words = f"{url}: asks to come back later (HTTP 429){quoted}; lower --prometheus-concurrency"
+        words = f"{url}: is overloaded (HTTP 429){quoted}; lower --prometheus-concurrency"
         return PrometheusError("overloaded", words, retriable=True, retry_after_seconds=later)
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        words = f"{url}: the question is too long for it (HTTP 413); give fewer values to filter by"
+        words = f"{url}: the query is too long for the server (HTTP 413); give fewer values to filter by"
         return PrometheusError("bad_query", words)
     return _failed(settings, status, said, quoted, later, is_json=body.lstrip().startswith(b"{"))
 
@@ -74,7 +74,7 @@ def _failed(
     if may_time_out and any(word in said.lower() for word in _TIMED_OUT):
         return timed_out(settings)
     if any(word in said.lower() for word in _TOO_MANY):
-        words = f"{settings.url}: a limit of the server is too low for this question{quoted}; {_LIMIT_FIX}"
+        words = f"{settings.url}: a limit of the server is too low for this query{quoted}; {_LIMIT_FIX}"
         return PrometheusError("too_many_samples", words)
     if is_fault:
         words = f"{settings.url}: HTTP {status}{quoted}; its log has the cause"
@@ -104,18 +104,18 @@ def _no_access(settings: PrometheusSettings, status: int, said: str, quoted: str
     url = settings.url
     if "org id" in said.lower() or "x-scope-orgid" in said.lower():
         return PrometheusError(
-            "unauthorised", f"{url}: wants to know the tenant; give --prometheus-headers X-Scope-OrgID=TENANT"
+            "unauthorised", f"{url}: requires a tenant; give --prometheus-headers X-Scope-OrgID=TENANT"
         )
     if status == HTTPStatus.FORBIDDEN:
         return PrometheusError(
-            "forbidden", f"{url}: HTTP 403: these credentials may not ask{quoted}; grant them reading of metrics"
+            "forbidden", f"{url}: HTTP 403: these credentials have no access{quoted}; grant them reading of metrics"
         )
     if settings.token_file:
         fix = f"the token of {settings.token_file} is not accepted; renew it"
     elif settings.username:
         fix = f"the user '{settings.username}' or the password of {settings.password_file} is not accepted"
     else:
-        fix = "it wants credentials; give --prometheus-token-file, or --prometheus-username and -password-file"
+        fix = "it requires credentials; give --prometheus-token-file, or --prometheus-username and -password-file"
     return PrometheusError("unauthorised", f"{url}: HTTP 401: {fix}")
 
 
@@ -133,7 +133,7 @@ def not_prometheus(settings: PrometheusSettings, how: str) -> PrometheusError:
     """Return the error of a server without the API."""
     return PrometheusError(
         "not_prometheus",
-        f"{settings.url}: what answers there is not Prometheus' API ({how}); give the address of Prometheus, with its"
+        f"{settings.url}: this is not the API of Prometheus ({how}); give the address of Prometheus, with its"
         " path if it has one",
     )
 

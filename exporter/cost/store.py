@@ -239,7 +239,7 @@ class DayStore:
             if found := [f"damaged: {' '.join(str(one).split())}" for one in words if one != "ok"]:
                 return tuple(found)
             broken = connection.execute("PRAGMA foreign_key_check")
-            found = [f"{table}: a row names what is not there" for table, *_ in broken]
+            found = [f"{table}: a row refers to a missing row" for table, *_ in broken]
             seconds_of = " + ".join(f"total({state})" for state in _STATES)
             rows = connection.execute(
                 "SELECT versions.day, number, lines, allocated_seconds,"  # noqa: S608 - names of columns
@@ -276,7 +276,7 @@ def _day_of(ledger: FleetLedger, now: float, *, accept_gaps: bool) -> Chunk:
         raise StoreError("not_over", f"store: {name} is not over, or the clock is wrong; close it tomorrow")
     if ledger.failures:
         first = ledger.failures[0]
-        why = f"{len(ledger.failures)} questions stayed unanswered, first {first.what}: {first.reason}"
+        why = f"{len(ledger.failures)} queries failed, first {first.what}: {first.reason}"
         raise _refused("not_whole", name, why)
     chunk = next((chunk for chunk in ledger.chunks if is_day(chunk.window)), Chunk(window=window))
     hours, cluster = min(((hours, name) for name, hours in chunk.recorded_hours.items()), default=(0, ""))
@@ -307,8 +307,7 @@ def _refuse_less(connection: Connection, chunk: Chunk) -> None:
             raise StoreError(
                 "less",
                 f"store: {day_name(chunk.window.start_seconds)} is not closed again: {now} hours{_of_cluster(cluster)}"
-                f" are there now, the closed day has {hours}; what is closed holds; store close --accept-gaps takes"
-                " less",
+                f" are there now, the closed day has {hours} and stays valid; store close --accept-gaps accepts less",
             )
 
 

@@ -21,7 +21,7 @@ STEPS: tuple[str, ...] = tuple(
 _BUSY_SECONDS = 10.0
 """Maximum wait of a query for a short lock of another process, at a checkpoint or a migration."""
 _REASONS = {
-    "SQLITE_FULL": ("disk_full", "the disk is full: free space there; what was stored before is unharmed"),
+    "SQLITE_FULL": ("disk_full", "the disk is full: free space there; days stored before are intact"),
     "SQLITE_READONLY": ("read_only", "not writable: give this user the right to write the file and its directory"),
     "SQLITE_CANTOPEN": ("unreadable", "cannot be opened: see that its directory is there, and writable for this user"),
     "SQLITE_PERM": ("unreadable", "no permission: give this user the right to read the file"),
@@ -124,7 +124,7 @@ def _connected(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             raise StoreError(
                 "newer",
                 f"store: {path} is of version {version}, this program knows {len(STEPS)}: use the program that wrote"
-                " it, or a newer one; the file is as it was",
+                " it, or a newer one; the file is unchanged",
             )
         yield connection
 

@@ -27,22 +27,22 @@ from exporter.web.responses import Bodies, Body, json_body
 
 
 class PagingDocument(TypedDict):
-    """Which owners' lines these are."""
+    """Position of the owners' lines in the report."""
 
-    offset: Annotated[int, "How many are before."]
-    limit: Annotated[int, "How many there are at most."]
-    lines: Annotated[int, "How many owners' lines the report has."]
+    offset: Annotated[int, "Number of owners' lines before these."]
+    limit: Annotated[int, "Maximum number of these lines."]
+    lines: Annotated[int, "Number of owners' lines in the report."]
 
 
 class ReportDocument(document.FleetDocument):
-    """Who used GPUs, how well, and what it cost."""
+    """Use of GPUs by owner, and its cost."""
 
     paging: PagingDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMoneyDocument(document.Funnel):
-    """What all GPUs cost in one currency: the funnel, and the other parts of the total."""
+    """Cost of all GPUs in one currency: the funnel, and the other parts of the total."""
 
     currency: Annotated[str, "ISO 4217."]
     ineffective: Annotated[float | None, "Of the profiled active seconds that were not effective."]
@@ -52,7 +52,7 @@ class FleetMoneyDocument(document.Funnel):
 
 
 class FreshnessEnvelope(TypedDict):
-    """What most answers have."""
+    """Common fields of most answers."""
 
     freshness: Freshness
 
@@ -81,15 +81,15 @@ class RecommendationsDocument(FreshnessEnvelope):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetDocument:
-    """A budget and how it stands."""
+    """A budget and its state."""
 
-    name: Annotated[str, "As its file has it."]
+    name: Annotated[str, "Name in the budgets file."]
     owner: Annotated[Mapping[str, Any], "By dimension; empty is all owners."]
     period: Annotated[str, "week, month, quarter or year."]
     from_seconds: Annotated[int, "Start, Unix time."]
     to_seconds: Annotated[int, "End, Unix time; outside of the period."]
     currency: Annotated[str, "ISO 4217."]
-    amount: Annotated[float, "What it allows."]
+    amount: Annotated[float, "Limit of the period."]
     include_unallocated: Annotated[bool, "Counts Unallocated and Unattributed, too."]
     spent: Annotated[float | None, "In this period so far; null where that is not known."]
     projected: Annotated[float | None, "Of the whole period; null while too little is known."]
@@ -98,7 +98,7 @@ class BudgetDocument:
     passed: Annotated[list[float], "Those that were reached."]
     as_of_seconds: Annotated[float, "When it was counted, Unix time."]
     known: Annotated[bool, "False: some of it could not be read, or its money is in another currency; spent is null."]
-    notes: Annotated[list[str], "What is not in it, and why."]
+    notes: Annotated[list[str], "Missing money, and the causes."]
 
 
 class BudgetsDocument(FreshnessEnvelope):
@@ -343,5 +343,5 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/v1/pods", "Pods on devices now, and those that ended lately.", _pods, PodsDocument, parameters.FILTERS
     ),
-    Endpoint("/api/v1/freshness", "How new all this is.", _freshness, Freshness),
+    Endpoint("/api/v1/freshness", "Freshness of the data.", _freshness, Freshness),
 )

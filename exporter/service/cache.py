@@ -236,7 +236,7 @@ def _best(reading: "asyncio.Task[FleetReport]", old: _Kept | None) -> FleetRepor
 
 
 def _aged(old: _Kept, why: str) -> FleetReport:
-    note = f"figures as read at {minute(old.read_at_seconds)} UTC; newer ones cannot be had now: {why}"
+    note = f"figures as read at {minute(old.read_at_seconds)} UTC; newer ones are not available: {why}"
     return replace(old.report, trust=replace(old.report.trust, notes=(note, *old.report.trust.notes)))
 
 

@@ -42,7 +42,7 @@ _TIME = "Unix time; null while it is not known."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """How new what is shown is."""
+    """Freshness of the data."""
 
     now_seconds: Annotated[float, "Time of the answer, Unix time."]
     first_day_seconds: Annotated[float | None, f"Start of the oldest day that is known. {_TIME}"] = None
@@ -114,7 +114,7 @@ async def newest_hour(client: PrometheusClient, now_seconds: float) -> float | N
     except TimeoutError:
         raise PrometheusError(
             "timeout",
-            f"{client.settings.url}: no answer to a light question in {PATIENCE_SECONDS:g} s; see what keeps it busy",
+            f"{client.settings.url}: no answer to a small query in {PATIENCE_SECONDS:g} s; see what keeps it busy",
             retriable=True,
         ) from None
     newest = samples[0].value if samples else None

@@ -23,7 +23,7 @@ _ERRORS = {
     "500": ("Broken", "The store or the service is broken."),
     "503": (
         "NotNow",
-        "Prometheus cannot be asked now, or too many questions wait; Retry-After says when to ask again.",
+        "Prometheus cannot be queried now, or too many requests wait; Retry-After has the time of the next try.",
     ),
 }
 

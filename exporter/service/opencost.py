@@ -27,15 +27,15 @@ _Zero = Annotated[float, "0: not of this ledger."]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDocument:
-    """What rows of all kinds have: their period, and the costs that clients add up and this ledger does not know."""
+    """Common fields of all rows: their period, and costs that clients add but this ledger does not contain."""
 
     window: Annotated[Mapping[str, Any], "start and end, RFC 3339."]
     start: Annotated[str, "RFC 3339."]
     end: Annotated[str, "RFC 3339."]
     minutes: Annotated[float, "Of the set, or window."]
-    properties: Annotated[Mapping[str, Any], "What all of the row has in common: cluster, node, namespace, ..."]
+    properties: Annotated[Mapping[str, Any], "Common properties of the row: cluster, node, namespace, ..."]
     gpuCount: Annotated[float, "Mean number of GPUs, by share."]
-    gpuCost: Annotated[float | None, "With what was spread onto it; null where there was no price."]
+    gpuCost: Annotated[float | None, "Cost, including shared cost; null without a price."]
     totalCost: Annotated[float | None, "The same as gpuCost."]
     cpuCost: _Zero = 0.0
     ramCost: _Zero = 0.0
@@ -45,10 +45,10 @@ class RowDocument:
 class AllocationDocument(RowDocument):
     """One row."""
 
-    name: Annotated[str, "Joined by / from what was aggregated by."]
+    name: Annotated[str, "Values of the aggregated properties, joined by /."]
     gpuHours: Annotated[float, "GPU-hours held, by share."]
-    gpuCostIdle: Annotated[float, "What was spread onto it."]
-    gpuEfficiency: Annotated[float | None, "Active of what was measured; null where nothing was."]
+    gpuCostIdle: Annotated[float, "Shared cost of GPUs without a holder."]
+    gpuEfficiency: Annotated[float | None, "Active part of the measured time; null if nothing was measured."]
     totalEfficiency: Annotated[float | None, "The same as gpuEfficiency."]
     gpuAllocation: Annotated[Mapping[str, Any], "gpuModel; gpuUsageAverage and gpuRequestAverage, both in GPUs."]
     gpuCostAdjustment: _Zero = 0.0
@@ -108,7 +108,7 @@ class SuggestionsDocument(_Envelope):
 
 
 class ConfigsDocument(_Envelope):
-    """Settings that clients of Kubecost ask for."""
+    """Settings for clients of Kubecost."""
 
     data: "SettingsDocument"
 
