@@ -37,9 +37,7 @@ def add_store(parser: Parser) -> None:
     kinds = parser.add_subparsers(dest="about_store", metavar="WHAT", required=True, parser_class=Parser)
     backfill = _one(kinds, "backfill", "Close every day that Prometheus still has and the store has not.", _backfill)
     close = _one(kinds, "close", "Close one day; again, where it is closed already and there is a reason.", _close)
-    reopen = _one(
-        kinds, "reopen", "Have a closed day read again by serve or backfill; until then it stays valid.", _reopen
-    )
+    reopen = _one(kinds, "reopen", "Let serve or backfill read a closed day again; it stays valid until then.", _reopen)
     _one(kinds, "list", "Every closed day.", _show_days)
     history = _one(kinds, "history", "Every version of a closed day: time, author, reason and figures.", _history)
     _one(kinds, "check", "Read the whole store, and say what is wrong with it; changes nothing.", _check)

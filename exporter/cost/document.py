@@ -115,10 +115,8 @@ class FiguresDocument(TypedDict):
     idle_seconds: Annotated[float | None, "Of owners: idle."]
     unknown_seconds: Annotated[float | None, "Of owners: not measured."]
     unpriced_seconds: Annotated[float, "Allocated seconds that had no price and are in no money."]
-    active_ratio: Annotated[float | None, "Of owners: active part of the measured time; null if nothing was measured."]
-    effective_ratio: Annotated[
-        float | None, "Of owners: effective part of the profiled time; null if nothing was profiled."
-    ]
+    active_ratio: Annotated[float | None, "Of owners: active part of measured time; null without such time."]
+    effective_ratio: Annotated[float | None, "Of owners: effective part of profiled time; null without such time."]
     profiled_ratio: Annotated[float | None, "Profiled part of the active time: coverage of effective_ratio."]
     energy_joules: Annotated[float | None, "Measured energy; null where none was."]
     money: Annotated[list[MoneyDocument], "By currency; empty where nothing was priced."]
