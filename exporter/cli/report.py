@@ -203,7 +203,7 @@ class _Task:
     is_focus: bool
     prometheus: PrometheusSettings | None
     store: Path | None
-    """Store of closed days; ``None`` without a store. Either ``store`` or ``prometheus`` is set."""
+    """Store of closed days; ``None`` without a store. ``store``, ``prometheus`` or both are set."""
 
     async def read(self, window: Window) -> FleetLedger:
         """Return the ledger of a window.
@@ -215,11 +215,11 @@ class _Task:
             rest = None
             if self.prometheus is not None:
                 client = await stack.enter_async_context(PrometheusClient(self.prometheus))
-                # Re-pricing and FOCUS need daily chunks. Other reports use longer chunks,
-                # which take a third of the time.
+                # Re-pricing and FOCUS need daily chunks. Other reports use longer chunks, which take a third of the
+                # time.
                 rest = PrometheusLedger(client, by_day=self.is_focus or self.book is not None)
             source = rest if self.store is None else StoreLedger(DayStore(self.store), rest)
-            assert source is not None  # noqa: S101 - the options require one of the two
+            assert source is not None  # noqa: S101 - the options require at least one of them
             show = stack.enter_context(progress_bar("Reading"))
             ledger = await source.ledger(window, self.dimensions, self.question.filters, show)
         return reprice(ledger, self.book) if self.book else ledger

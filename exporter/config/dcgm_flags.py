@@ -18,9 +18,8 @@ Form = Literal["text", "list", "switch", "milliseconds"]
 class Setting:
     """One setting of dcgm-exporter, as a flag, a variable or both.
 
-    A setting has an equivalent if ``key`` names an option of this agent, or if ``always`` describes what the agent
-    does.
-    Otherwise ``instead`` describes the alternative; a warning shows it in brackets after the name.
+    A setting has an equivalent if ``key`` names an option of this agent, or if ``always`` describes the behaviour of
+    the agent. Otherwise ``instead`` describes the alternative; a warning shows it in brackets after the name.
     """
 
     flags: tuple[str, ...]
@@ -168,7 +167,8 @@ def take(words: Sequence[str]) -> tuple[list[str], list[GivenFlag], list[str]]:
     return rest, given, problems
 
 
-# Kubernetes adds variables for every Service to the pods of its namespace; a Service dcgm-exporter causes the prefix.
+# Kubernetes adds variables of every Service to the pods of its namespace. Those of a Service dcgm-exporter have the
+# same prefix.
 SERVICE_LINK = re.compile(r".*?(^|_)(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 

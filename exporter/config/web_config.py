@@ -73,7 +73,7 @@ class WebSettings:
     tls: WebTls | None = None
     """TLS settings; ``None``: plain HTTP."""
     users: Mapping[str, bytes] = field(default_factory=dict)
-    """Bcrypt hash by user; empty: no authentication."""
+    """Bcrypt hash by user; empty: no password required."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers that are added to every answer that lacks them."""
     warnings: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ def with_parts(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
 
 
 def dimensions_of(by: Iterable[Dimension]) -> frozenset[Dimension]:
-    """Return the ledger dimensions of a report: those of ``with_parts``; any label adds all cost labels.
+    """Return the ledger dimensions of a report: those of ``with_parts``, with all cost labels instead of some.
 
     With all labels, a report can list them if the requested one does not exist.
     """

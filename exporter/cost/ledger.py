@@ -112,7 +112,7 @@ class Failure:
     reason: str
     """Cause and fix, as text for users."""
     may_pass: bool = True
-    """Whether a retry within the hour may succeed; false for a query over a limit, or for a day that does not exist."""
+    """Whether a retry within the hour may succeed; false for a query over a limit, or for a day that is not closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

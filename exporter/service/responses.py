@@ -29,7 +29,7 @@ async def respond(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """Return an answer, with an ETag if its status is 200; or status 304 if the client already has it.
+    """Return an answer, with an ETag if its status is 200; or status 304 for a matching ETag.
 
     A browser may cache an answer with status 200, but must revalidate it.
 
