@@ -199,8 +199,8 @@ def complete_days(ledger: FleetLedger, money: Sequence[float], hours: Sequence[i
 def forecast(spent: float, daily: Sequence[float], now_seconds: float, period: Window) -> float | None:
     """Return the projected money of the whole period; ``None`` without a complete day.
 
-    Each remaining day costs the mean of the last 7 complete days. With 14 or more days it costs the mean of its weekday
-    in the last 28 days, so that the number of weekends in a month counts.
+    Each remaining day costs the mean of the last 7 complete days. With 14 or more days, it is the mean of its weekday
+    in the last 28 days. The result then depends on the number of weekends in the month.
 
     Args:
         spent: Money of the period until ``now_seconds``, in one currency.

@@ -133,7 +133,7 @@ def not_prometheus(settings: PrometheusSettings, how: str) -> PrometheusError:
     """Return the error of a server without the API."""
     return PrometheusError(
         "not_prometheus",
-        f"{settings.url}: this is not the API of Prometheus ({how}); give the address of Prometheus, with its"
+        f"{settings.url}: this is not Prometheus' API ({how}); give the address of Prometheus, with its"
         " path if it has one",
     )
 

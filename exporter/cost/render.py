@@ -324,10 +324,10 @@ CsvCells = dict[str, str | float]
 def write_csv(report: FleetReport, stream: TextIO, *, with_notes: bool = False) -> None:
     """Write a row for each owner, with rounded values; an empty cell is unknown or summed over.
 
-    With notes, CSV has the columns ``record``, ``ratio`` and ``remark``. After the rows ``Owner`` come the rows
-    ``Unattributed``, ``Unallocated``, ``Total`` (of all these), ``Capacity`` (metered GPU-hours), ``Missing`` (capacity
-    without a line), ``Coverage`` (``ratio``, with its meaning in ``remark``), ``Failure``, ``Note``, ``Source`` and
-    others.
+    With notes, CSV also has the columns ``record``, ``ratio`` and ``remark``. ``record`` is ``Owner``, ``Unattributed``
+    or ``Unallocated`` for a line, and ``Total`` for their sum. ``Capacity`` is the metered GPU-hours, ``Missing`` the
+    capacity without a line. ``Coverage`` has a ``ratio``, with its meaning in ``remark``. ``Failure``, ``Note``,
+    ``Source`` and others follow.
     """
     kinds = dict.fromkeys((*CSV_MONEY, *money_kinds(report)))
     money = [f"{kind}_{currency}" for currency in report.currencies for kind in kinds]

@@ -278,8 +278,8 @@ def divide(whole: int, weights: Sequence[float]) -> list[int]:
 def close(amounts: Sequence[float]) -> list[float]:
     """Round amounts to hundredths so that they sum to their rounded sum: a bill that adds up to the cent.
 
-    The largest remainders are rounded up. An amount below half a hundredth, such as the rest of a line that was spread,
-    becomes 0 if the other amounts can take the difference.
+    The largest remainders are rounded up. An amount below half a hundredth becomes 0 if the other amounts
+    can take the difference; the rest of a line that was spread is such an amount.
     """
     hundredths = [amount * _PER_UNIT for amount in amounts]
     parts = settled(hundredths, round(sum(hundredths)), [abs(value) <= _HALF for value in hundredths])

@@ -94,7 +94,7 @@ def parse_window(text: str, now_seconds: float, zone: tzinfo = UTC) -> Window:
         zone: Time zone of days and months, and of times without a zone.
 
     Raises:
-        ConfigError: The text is not a window, or the window ends before it begins, lies in the future, is longer than
+        ConfigError: The text is not a window. Or the window ends before it begins, lies in the future, is longer than
             ten years, or does not begin and end on whole hours UTC.
     """
     written = text.strip()

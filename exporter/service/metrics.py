@@ -32,7 +32,7 @@ BUDGET_END = _own("gpu_budget_period_end_timestamp_seconds", *BUDGET_LABELS).mea
     "Unix time at which the budget's period ends."
 )
 BUDGET_UNPRICED = _own("gpu_budget_unpriced_seconds", *BUDGET_LABELS).meaning(
-    "GPU-seconds of the budget's period without a price: what was spent is too low while there are any."
+    "GPU-seconds of the budget's period without a price; gpu_budget_spent is too low if there are any."
 )
 MONTH_TO_DATE = _own("gpu_cost_month_to_date", "currency").meaning(
     "Money of this month (UTC) until the last recorded hour: held, Unallocated and Unattributed."
@@ -46,12 +46,12 @@ LAST_MONTH = _own("gpu_cost_last_month", "currency").meaning(
 BUILD_INFO = _own("gpu_cost_service_build_info", "version", "python").meaning(
     "Version of this service and of its Python; always 1."
 )
-SIMULATED = _own("gpu_cost_service_simulated").meaning("1 where some of what is shown is of simulated nodes, else 0.")
+SIMULATED = _own("gpu_cost_service_simulated").meaning("1 if some of the data are of simulated nodes, else 0.")
 READ_ERRORS_TOTAL = _own("gpu_cost_service_read_errors_total", "reason").meaning(
-    "What went wrong since the start while Prometheus, the store or the web configuration was read, by reason."
+    "Errors in reading Prometheus, the store or the web configuration since the start, by reason."
 )
 LAST_READ = _own("gpu_cost_service_last_read_timestamp_seconds").meaning(
-    "Unix time of the last reading of which everything was answered."
+    "Unix time of the last reading without errors."
 )
 READ_UNTIL = _own("gpu_cost_service_read_until_timestamp_seconds").meaning(
     "Unix time of the end of the newest hour that is shown."
@@ -64,8 +64,8 @@ CLOSED_UNTIL = _own("gpu_cost_service_closed_until_timestamp_seconds").meaning(
     "Unix time of the end of the newest closed day. Absent without a store, and while it is empty."
 )
 DAYS_NOT_CLOSED = _own("gpu_cost_service_days_not_closed").meaning(
-    "Days that are over and due, and could not be closed: read the log, or: gpu-cost-exporter store list. Those of "
-    "which hours may still come, and those without any, are not counted."
+    "Days that are over and due, and could not be closed: read the log, or: gpu-cost-exporter store list. Days "
+    "without recorded hours, and days whose hours may still be recorded, do not count."
 )
 
 OWN: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
