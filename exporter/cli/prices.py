@@ -29,10 +29,10 @@ _NOT_LISTED = frozenset({"spot", "reserved"})
 def add_prices(parser: Parser) -> None:
     """Add the subcommands."""
     kinds = parser.add_subparsers(dest="about_prices", metavar="WHAT", required=True, parser_class=Parser)
-    check = command(kinds, "check", "Read a price book and say what each row is for, or what is wrong with it.")
+    check = command(kinds, "check", "Check a price book: show the match of each row, or all mistakes.")
     check.add_argument("file", type=Path, metavar="FILE", help="YAML file (format: docs/cost.md)")
     check.set_defaults(run=alone(_check_prices))
-    listing = command(kinds, "list", "The bundled list prices, which hold where no price book has a matching row.")
+    listing = command(kinds, "list", "The bundled list prices, which apply if no row of a price book matches.")
     listing.set_defaults(run=alone(_list_prices))
     init = command(kinds, "init", "Write a price book with a row for each kind of GPU that an agent or a fleet has.")
     init.usage = f"{init.prog} --agent URL | --prometheus URL [OPTION ...]"

@@ -56,7 +56,7 @@ _OF_A_NODE = frozenset(
 )
 _EPILOG = (
     "Exit code: 0 for a whole report; 1 if nothing can be read, or there is nothing yet; 2 for a wrong flag; 3 for a"
-    " report that is not whole, or with coverage below --min-coverage: its foot says what is missing. How money is"
+    " report that is not whole, or with coverage below --min-coverage: its foot shows the missing parts. How money is"
     " shared and re-priced: docs/cost.md. "
 ) + " ".join(f"{word}: {meaning}" for word, meaning in MEANINGS.items())
 
@@ -116,7 +116,7 @@ def _add_contents(parser: Parser) -> None:
         "--share-unallocated",
         action="store_const",
         const=True,
-        help="with --share-idle: spread Unattributed, too, so that all that has no owner is",
+        help="with --share-idle: also spread Unattributed, so that all money without an owner is",
     )
     what.add_argument(
         "--price-book", type=Path, metavar="FILE", help="work money out again at the prices of this book (docs/cost.md)"

@@ -125,7 +125,7 @@ def add_simulate(parser: Parser) -> None:
     kinds = parser.add_subparsers(dest="simulation", metavar="WHAT", required=True, parser_class=Parser)
     listing = command(kinds, "list", "List the shipped scenarios.")
     listing.set_defaults(run=alone(_list_scenarios))
-    check = command(kinds, "check", "Read a scenario and say what is in it, or what is wrong with it.")
+    check = command(kinds, "check", "Check a scenario: show its content, or all mistakes.")
     check.set_defaults(run=alone(_check_scenario))
     stack = command(
         kinds, "stack", "Run agent, Prometheus, Alertmanager and the cost service on simulated data until Ctrl-C."

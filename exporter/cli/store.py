@@ -40,9 +40,9 @@ def add_store(parser: Parser) -> None:
     reopen = _one(kinds, "reopen", "Let serve or backfill read a closed day again; it stays valid until then.", _reopen)
     _one(kinds, "list", "Every closed day.", _show_days)
     history = _one(kinds, "history", "Every version of a closed day: time, author, reason and figures.", _history)
-    _one(kinds, "check", "Read the whole store, and say what is wrong with it; changes nothing.", _check)
-    _one(kinds, "vacuum", "Give free room back to the disk; brings an older store to this program's version.", _vacuum)
-    prune = _one(kinds, "prune", "Delete days that are older than what is to be kept.", _prune)
+    _one(kinds, "check", "Check the whole store and show its problems; changes nothing.", _check)
+    _one(kinds, "vacuum", "Return free space to the disk; brings an older store to this program's version.", _vacuum)
+    prune = _one(kinds, "prune", "Delete days that are older than --keep.", _prune)
     for one in (close, reopen, history):
         one.add_argument("day", type=_day, metavar="DAY", help="UTC date, as 2026-10-31")
     backfill.add_argument(
