@@ -1,4 +1,4 @@
-"""Caches reports and other values: concurrent requests share one reading, and an old value replaces a failed one."""
+"""Caches reports and other values: concurrent requests share one reading; if a reading fails, the old value stays."""
 
 import asyncio
 import logging
