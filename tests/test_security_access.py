@@ -207,7 +207,7 @@ async def test_invalid_request_is_refused_as_text_without_version(agent: AgentPr
             assert answer.values("x-content-type-options") == ["nosniff"]
             assert answer.values("server") == ["gpu-cost-exporter"]
             assert answer.values("referrer-policy") == ["no-referrer"]
-            assert answer.status != 400 or answer.body.startswith(b"this is not an HTTP/1.1 request"), answer
+            assert answer.status != 400 or answer.body.startswith(b"this is not an unambiguous HTTP"), answer
     assert not any("Traceback" in line for line in agent.lines)
 
 
