@@ -149,6 +149,10 @@ def _tls(top: Fields, folder: Path) -> WebTls | None:
     return WebTls(context=context, files=(cert, key, *([ca] if ca else [])), allowed_sans=sans)
 
 
+_DEFAULT_CIPHERS = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""CPython's own default; Debian builds Python with OpenSSL's, which has weaker ones."""
+
+
 def _context(fields: Fields) -> ssl.SSLContext:
     """Return a TLS context with versions, ciphers and curve."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -158,10 +162,10 @@ def _context(fields: Fields) -> ssl.SSLContext:
     if least > most:
         fields.problem("min_version", "is newer than max_version; allowed: the other way round")
     context.minimum_version, context.maximum_version = least, most
-    if ciphers := _ciphers(fields):
-        context.set_ciphers(":".join(ciphers))
+    context.set_ciphers(":".join(_ciphers(fields)) or _DEFAULT_CIPHERS)
     if curve := _curve(fields):
-        context.set_ecdh_curve(curve)
+        with _loading(fields, "curve_preferences", curve, "a curve that this Python supports, or leave it out"):
+            context.set_ecdh_curve(curve)  # Debian's Python 3.11.2 has no X25519 here
     if fields.take_switch("prefer_server_cipher_suites") is False:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     return context
