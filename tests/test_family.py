@@ -38,8 +38,7 @@ def test_unknown_values_are_left_out() -> None:
 
 def test_names_that_render_alike_are_one_series_and_counted() -> None:
     dropped = Dropped()
-    page = PageBuilder(dropped=dropped)
-    page.declare_all([catalog.GPU_UP])
+    page = PageBuilder([catalog.GPU_UP], dropped=dropped)
     for bad in ("\udc80", "\udc81"):
         page.metric(catalog.GPU_UP, labels(("node", bad)), 1)
     (family,) = page.families()

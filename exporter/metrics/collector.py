@@ -5,7 +5,7 @@ It also collects memory, CPU and garbage collection of this process, like promet
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import GCCollector, ProcessCollector
@@ -14,13 +14,12 @@ from prometheus_client.registry import CollectorRegistry
 import exporter
 from exporter.metrics import catalog, collectors_file, dcgm_names, ledger_collector
 from exporter.metrics.catalog import DEVICE_LABELS, INFO_LABELS, POD_LABELS, alerts_off_until_seconds
-from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Row
+from exporter.metrics.collectors_file import BY_IDENTITY, Collectors, Columns, Row
 from exporter.metrics.dcgm_names import ANSWERING, LabelStyle, Pairs
 from exporter.metrics.text_format import (
     NO_LABELS,
     Dropped,
     Family,
-    Kind,
     Labels,
     Metric,
     PageBuilder,
@@ -60,6 +59,10 @@ def _collect_devices(page: PageBuilder, snapshot: Snapshot) -> None:
     for view in snapshot.devices:
         identity, up = _identity(view, snapshot.node), view.state is DeviceState.UP
         page.rows(_device(view, snapshot, identity))
+        page.rows(_health(view, identity, snapshot.events.get(view.uuid) if view.instance is None else None))
+        if up:
+            page.rows(_activity(view, identity, snapshot.history.bottlenecks.get(view.uuid, {})))
+            page.rows(_measures(view, identity))
         for use in view.pods:
             page.pod(_holder(use, identity, up=up))
     _devices(page, snapshot)
@@ -95,11 +98,9 @@ def _device(view: DeviceView, snapshot: Snapshot, identity: Labels) -> Iterator[
     if view.allocation is not None:
         for state in _ALLOCATION_STATES:
             yield catalog.GPU_ALLOCATION_STATE, plus(identity, ("state", state)), int(view.allocation is state)
-    events = snapshot.events.get(view.uuid) if view.instance is None else None
-    yield from _health(view, identity, events)
-    if view.state is not DeviceState.UP:
-        return
-    yield from _activity(view, identity, snapshot.history.bottlenecks.get(view.uuid, {}))
+
+
+def _measures(view: DeviceView, identity: Labels) -> Iterator[Series]:
     yield catalog.GPU_MEMORY_USED_BYTES, identity, _bytes(view, Field.FB_USED)
     yield catalog.GPU_MEMORY_TOTAL_BYTES, identity, _bytes(view, Field.FB_TOTAL)
     yield catalog.GPU_UNATTRIBUTED_ACTIVITY_RATIO, identity, view.unattributed_activity_ratio
@@ -243,9 +244,6 @@ def _unresolved(page: PageBuilder, snapshot: Snapshot) -> None:
         page.metric(catalog.GPU_POD_UNRESOLVED_DEVICES, carried, count)
 
 
-_PART = "exposition"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpositionOptions:
     """Options of the page."""
@@ -259,18 +257,13 @@ class ExpositionOptions:
 def families(snapshot: Snapshot, options: ExpositionOptions, dropped: Dropped | None = None) -> list[Family]:
     """Return all families of a snapshot, in a stable order; count omitted series in ``dropped``."""
     dropped = dropped or Dropped()
-    page = PageBuilder(options.series_limit, dropped)
-    page.declare_all(catalog.ALL)
+    page = PageBuilder(options.collectors.metrics, options.series_limit, dropped)
     _collect_devices(page, snapshot)
     ledger_collector.collect_ledger(page, snapshot)
     ledger_collector.collect_owners(page, snapshot)
     _collect_dcgm(page, snapshot, options)
     _itself(page, snapshot, dropped)
     return page.families()
-
-
-_Values = Mapping[Field, int | float]
-_Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
 
 
 def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOptions) -> None:
@@ -281,26 +274,22 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
     the labels of its GPU, and only values that are measured on the instance. The rows of the GPU leave out the fields
     of its instances, as in dcgm-exporter: a sum over all rows would count them twice.
     """
-    rows, style = options.collectors.rows, options.dcgm_labels
-    numbers = [row for row in rows if row.kind is not Kind.LABEL]
-    texts = [row for row in rows if row.kind is Kind.LABEL]
-    page.declare_all(numbers)
-    page.declare_all(options.collectors.events)
-    columns = _columns(numbers)
-    of_instance = {field: shown for field, shown in columns.items() if shown[0][0].field.per_instance}
+    collectors, style = options.collectors, options.dcgm_labels
+    columns, of_instance = collectors.columns, collectors.columns_of_instances
     in_parts = _in_parts(snapshot.devices, of_instance)
     crowded = _crowded_instances(snapshot.devices)
     node = style.node(snapshot)
     for view in snapshot.devices:
         crowd = view.instance is not None and (view.gpu.uuid, view.instance.gpu_instance_id) in crowded
-        before = labels(*style.device(view, node, crowded=crowd), *_text_labels(view, snapshot, texts))
+        texts = ((row.name, _text(view, snapshot, row)) for row in collectors.texts)
+        before = labels(*style.device(view, node, crowded=crowd), *texts)
         holder = _exclusive(view.pods)
         holder_labels = style.holder(holder.holder) if holder else []
-        for event in options.collectors.events:
+        for event in collectors.events:
             for more, count in dcgm_names.event_samples(event.name, view, snapshot):
                 page.metric(event, plus(before, *more, *holder_labels), count)
         # The last Xid of a lost GPU may be the cause.
-        page.rows(_last_xid(numbers, view.last_xid, before, holder_labels))
+        page.rows(_last_xid(collectors.numbers, view.last_xid, before, holder_labels))
         if view.state not in ANSWERING:
             continue
         shown = of_instance if view.instance else columns
@@ -311,34 +300,25 @@ def _collect_dcgm(page: PageBuilder, snapshot: Snapshot, options: ExpositionOpti
                 page.rows(_measured(columns, use.values, plus(before, *style.holder(use.holder))))
 
 
-def _columns(rows: Iterable[Row]) -> _Columns:
-    """Return rows and converters by field, without the last Xid, because its rows have more labels."""
-    columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
-    for row in rows:
-        if row.field.field is not Field.XID_ERRORS:
-            columns.setdefault(row.field.field, []).append((row, row.field.converter(row.era)))
-    return columns
-
-
 def _exclusive(pods: tuple[PodUse, ...]) -> PodUse | None:
     """Return the only holder of a whole device; ``None`` for a free or shared device."""
     return pods[0] if len(pods) == 1 and pods[0].holder.mode is not ShareMode.SHARED else None
 
 
-def _in_parts(devices: tuple[DeviceView, ...], of_instance: _Columns) -> Mapping[str, frozenset[Field]]:
+def _in_parts(devices: tuple[DeviceView, ...], of_instance: Columns) -> Mapping[str, frozenset[Field]]:
     """Return the fields that the rows of instances contain, by UUID of the GPU."""
     shown: dict[str, frozenset[Field]] = {}
+    # Profiling values of the GPU could be mistaken for those of instances without values.
+    profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
     for view in devices:
         if view.instance and view.state in ANSWERING:
-            # Profiling values of the GPU could be mistaken for those of instances without values.
-            profiled = {field for field, ((row, _), *_) in of_instance.items() if row.field.is_profiling}
             in_parts = profiled | (of_instance.keys() & view.values.keys())
             shown[view.gpu.uuid] = shown.get(view.gpu.uuid, frozenset()) | in_parts
     return shown
 
 
 def _measured(
-    columns: _Columns, values: _Values, carried: Labels, elsewhere: frozenset[Field] = frozenset()
+    columns: Columns, values: Mapping[Field, int | float], carried: Labels, elsewhere: frozenset[Field] = frozenset()
 ) -> Iterator[tuple[Row, Labels, float]]:
     for field, value in values.items():
         if field in columns and field not in elsewhere:
@@ -360,10 +340,6 @@ def _crowded_instances(devices: tuple[DeviceView, ...]) -> frozenset[tuple[str, 
     """Return the GPU instances with several compute instances, which need an additional label."""
     counts = Counter((view.gpu.uuid, view.instance.gpu_instance_id) for view in devices if view.instance)
     return frozenset(key for key, count in counts.items() if count > 1)
-
-
-def _text_labels(view: DeviceView, snapshot: Snapshot, rows: Iterable[Row]) -> Pairs:
-    return sorted(((row.name, _text(view, snapshot, row)) for row in rows), key=lambda pair: pair[0])
 
 
 def _text(view: DeviceView, snapshot: Snapshot, row: Row) -> str | None:
@@ -403,7 +379,7 @@ def _itself(page: PageBuilder, snapshot: Snapshot, dropped: Dropped) -> None:
             page.metric(catalog.DCGM_INFO, labels(("version", reading.dcgm_version)), 1)
         page.metric(catalog.SAMPLE_DURATION_SECONDS, NO_LABELS, reading.duration_seconds)
         page.metric(catalog.SAMPLE_TIMESTAMP_SECONDS, NO_LABELS, reading.taken_at_seconds)
-    of_pages = {(_PART, reason): count for reason, count in dropped.reasons.items()}
+    of_pages = {("exposition", reason): count for reason, count in dropped.reasons.items()}
     for (part, reason), count in sorted({**snapshot.errors, **of_pages}.items()):
         page.metric(catalog.ERRORS_TOTAL, labels(("part", part), ("reason", reason)), count)
     page.metric(catalog.TICK_DURATION_SECONDS, NO_LABELS, snapshot.tick_duration_seconds)
@@ -431,7 +407,7 @@ class ProcessMetrics:
         for sample in (sample for metric in self._registry.collect() for sample in metric.samples):
             found.setdefault(sample.name, {})[labels(*sorted(sample.labels.items()))] = sample.value
         return [
-            Family(name=metric.name, kind=metric.kind, help=metric.help, values=found[metric.name])
+            Family(metric.name, metric.kind, metric.help, found[metric.name])
             for metric in catalog.PROCESS
             if metric.name in found
         ]

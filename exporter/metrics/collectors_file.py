@@ -2,8 +2,9 @@
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from exporter.errors import ConfigError, expected
 from exporter.metrics import catalog
@@ -94,7 +95,11 @@ class Row(Metric):
     """Era of the shown unit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Columns = Mapping[Field, Sequence[tuple[Row, Callable[[float], int | float]]]]
+"""Rows by field, each with the conversion of a value to its unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Collectors:
     """Rows of the drop-in family, in order. ``warnings`` are one line each, for the log at start."""
 
@@ -102,6 +107,35 @@ class Collectors:
     events: tuple[Metric, ...] = ()
     """Event counts that dcgm-exporter defines itself."""
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def numbers(self) -> tuple[Row, ...]:
+        """Rows that are metrics."""
+        return tuple(row for row in self.rows if row.kind is not Kind.LABEL)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """All metrics of a page, in its order."""
+        return (*catalog.ALL, *self.numbers, *self.events)
+
+    @cached_property
+    def texts(self) -> tuple[Row, ...]:
+        """Rows that are labels of the others, by name."""
+        return tuple(sorted((row for row in self.rows if row.kind is Kind.LABEL), key=lambda row: row.name))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Metrics by field, without the last Xid, because its rows have more labels."""
+        columns: dict[Field, list[tuple[Row, Callable[[float], int | float]]]] = {}
+        for row in self.numbers:
+            if row.field.field is not Field.XID_ERRORS:
+                columns.setdefault(row.field.field, []).append((row, row.field.converter(row.era)))
+        return columns
+
+    @cached_property
+    def columns_of_instances(self) -> Columns:
+        """Metrics by field, of the fields that are measured on MIG instances."""
+        return {field: shown for field, shown in self.columns.items() if shown[0][0].field.per_instance}
 
     @property
     def fields(self) -> frozenset[Field]:

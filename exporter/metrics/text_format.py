@@ -4,12 +4,12 @@ prometheus_client would append `_total` to DCGM's counters.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NewType, Self
+from typing import NamedTuple, NewType, Self
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -58,8 +58,7 @@ def _pair(name: str, value: str) -> str:
     return f'{name}="{valid.translate(_ESCAPES)}"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """All series of one metric name, in a stable order. ``name`` is the full name, with ``_total`` on counters."""
 
     name: str
@@ -96,8 +95,17 @@ def number(value: float) -> str:
     return f"{mantissa}e+{point - 1:02d}"
 
 
-Kept = dict[str, tuple[object, bytes]]
-"""Content and text of each family on the last page, by name: most families repeat on the next page."""
+class Shown(NamedTuple):
+    """A family of the last page, the types of its values, and its text."""
+
+    family: Family
+    types: list[type]
+    """The equal values 1 and 1.0 have different texts."""
+    text: bytes
+
+
+Kept = dict[str, Shown]
+"""Families of the last page by name: most repeat on the next page."""
 
 
 def render(families: Iterable[Family], *, openmetrics: bool, kept: Kept | None = None) -> bytes:
@@ -109,32 +117,26 @@ def render(families: Iterable[Family], *, openmetrics: bool, kept: Kept | None =
     Args:
         families: Families in the order of the page.
         openmetrics: Whether the format is OpenMetrics.
-        kept: Texts of the last page in this format; updated to those of this page.
+        kept: Families of the last page in this format; updated to those of this page.
     """
     kept, parts = {} if kept is None else kept, []
     for family in families:
-        if family.values:
-            # The types too: the equal values 1 and 1.0 have different texts.
-            shown = family.kind, family.help, [*family.values.items()], [*map(type, family.values.values())]
-            known = kept.get(family.name)
-            if known is None or known[0] != shown:
-                known = kept[family.name] = shown, _text(family, openmetrics=openmetrics)
-            parts.append(known[1])
+        if values := family.values:
+            types, last = [*map(type, values.values())], kept.get(family.name)
+            is_same = last and last.family == family and last.types == types and [*last.family.values] == [*values]
+            if not last or not is_same:
+                last = kept[family.name] = Shown(family, types, _text(family, types, openmetrics=openmetrics))
+            parts.append(last.text)
     return b"".join([*parts, b"# EOF\n"] if openmetrics else parts)
 
 
-def _text(family: Family, *, openmetrics: bool) -> bytes:
-    name, texts = family.name, _texts(family.values.values())
-    lines = [
-        f"{name}{{{one}}} {text}" if one else f"{name} {text}" for one, text in zip(family.values, texts, strict=True)
-    ]
-    return "\n".join([_head(family, openmetrics=openmetrics), *lines, ""]).encode("utf-8", "replace")
-
-
-def _texts(values: Collection[int | float]) -> Iterable[str]:
+def _text(family: Family, types: Iterable[type], *, openmetrics: bool) -> bytes:
+    name, values = family.name, family.values
     # ``number`` is slow, and few values need it.
-    is_usual = _USUAL.issuperset(map(type, values)) and -math.inf < sum(values) < math.inf
-    return map(repr if is_usual and max(values) < _GO_EXPONENT_FROM else number, values)
+    is_usual = _USUAL.issuperset(types) and -math.inf < sum(values.values()) < math.inf
+    texts = map(repr if is_usual and max(values.values()) < _GO_EXPONENT_FROM else number, values.values())
+    lines = [f"{name}{{{one}}} {text}" if one else f"{name} {text}" for one, text in zip(values, texts, strict=True)]
+    return "\n".join([_head(family, openmetrics=openmetrics), *lines, ""]).encode("utf-8", "replace")
 
 
 def _head(family: Family, *, openmetrics: bool) -> str:
@@ -206,18 +208,19 @@ class PageBuilder:
     """Builds a page. Not for several threads.
 
     Args:
+        metrics: All metrics that the page can have, in its order; of several with one name, the first counts.
         room: Maximum number of series of holders.
         dropped: Counts of omitted data, which the builder increases.
     """
 
-    def __init__(self, room: int = 0, dropped: Dropped | None = None) -> None:
+    def __init__(self, metrics: Iterable[Metric], room: int = 0, dropped: Dropped | None = None) -> None:
+        self._metrics = metrics
         self._room = room
         self._dropped = dropped or Dropped()
-        self._metrics: dict[str, Metric] = {}
-        self._values: dict[str, dict[Labels, int | float]] = {}
+        self._values: defaultdict[str, dict[Labels, int | float]] = defaultdict(dict)
 
     def metric(self, metric: Metric, labels: Labels, value: float | None) -> None:
-        """Add one series of a declared metric; see ``rows``."""
+        """Add one series of a metric; see ``rows``."""
         self.rows(((metric, labels, value),))
 
     def rows(self, rows: Iterable[Series]) -> None:
@@ -242,16 +245,15 @@ class PageBuilder:
             self._room -= len(rows)
             self.rows(rows)
 
-    def declare_all(self, metrics: Iterable[Metric]) -> None:
-        """Set the order of families on the page; a repeated declaration has no effect."""
-        for metric in metrics:
-            self._metrics.setdefault(metric.name, metric)
-            self._values.setdefault(metric.name, {})
-
     def families(self) -> list[Family]:
-        """Return every family with a series, in the order of declaration."""
-        return [
-            Family(name=name, kind=metric.kind, help=metric.help, values=self._values[name])
-            for name, metric in self._metrics.items()
-            if self._values[name]
-        ]
+        """Return every family with a series, in the order of the metrics; the builder is empty after that.
+
+        Raises:
+            KeyError: A series is of none of the metrics.
+        """
+        found, self._values = self._values, defaultdict(dict)
+        of_metrics = ((metric, found.pop(metric.name, None)) for metric in self._metrics)
+        families = [Family(metric.name, metric.kind, metric.help, values) for metric, values in of_metrics if values]
+        if found:
+            raise KeyError(*found)
+        return families

@@ -77,8 +77,7 @@ ALL: tuple[Metric, ...] = (*OWN, *catalog.PROCESS)
 def families(fleet: Fleet) -> list[Family]:
     """Return all families of the page except those of the process; an unknown value is absent."""
     freshness, keeping, this_month = fleet.freshness(), fleet.keeping, fleet.known_month()
-    page = PageBuilder()
-    page.declare_all(OWN)
+    page = PageBuilder(OWN)
     for state in fleet.budgets.value:
         _budget(page, state)
     for month in this_month.money if this_month else ():
