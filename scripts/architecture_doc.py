@@ -11,19 +11,19 @@ from generated import ROOT, write_or_check
 
 PAGE = ROOT / "docs" / "architecture.md"
 SPINE = (
-    "model/devices",
-    "model/attribution",
-    "model/ledger",
-    "model/snapshot",
-    "agent/node",
-    "agent/sources",
-    "attribution/join",
-    "agent/views",
-    "accounting/activity",
-    "agent/metering",
-    "accounting/meter",
-    "accounting/gpu_split",
-    "accounting/ledger",
+    "model.devices",
+    "model.attribution",
+    "model.ledger",
+    "model.snapshot",
+    "agent.node",
+    "agent.sources",
+    "attribution.join",
+    "agent.views",
+    "accounting.activity",
+    "agent.metering",
+    "accounting.meter",
+    "accounting.gpu_split",
+    "accounting.ledger",
 )
 """Modules of the agent in the reading order for new contributors."""
 
@@ -61,7 +61,7 @@ def libraries() -> Iterator[str]:
             continue
         imports = (str(one).partition(" -> ")[0] for one in contract.get("ignore_imports", []))
         doors = ", ".join(f"`{name.removeprefix('exporter.')}`" for name in imports)
-        yield f"| {contract['name']} | {doors or 'no module: loaded by name'} |"
+        yield f"| {contract['name']} | {doors or 'no module'} |"
 
 
 def spine() -> Iterator[str]:
@@ -70,7 +70,7 @@ def spine() -> Iterator[str]:
     yield "|---|---:|---|"
     total = 0
     for name in SPINE:
-        path = ROOT / "exporter" / name
+        path = ROOT / "exporter" / name.replace(".", "/")
         lines = len(path.with_suffix(".py").read_text(encoding="utf-8").splitlines())
         total += lines
         yield f"| `{name}` | {lines} | {summary(path)} |"

@@ -1,1 +1,1 @@
-"""Reads GPUs through NVML and DCGM, in child processes that can be killed."""
+"""Reads GPUs through NVML and DCGM in child processes; merges their readings."""
