@@ -87,6 +87,13 @@ class Found:
     balance: Balance
 
 
+def replayed(nodes: Sequence[NodeDay], length: float, seed: int) -> list[NodeRecord]:
+    """Return the record of every node; each node and seed has other phases."""
+    with ProcessPoolExecutor(WORKERS) as pool:
+        numbers = range(seed * len(nodes), (seed + 1) * len(nodes))
+        return list(pool.map(record, nodes, numbers, [length] * len(nodes)))
+
+
 def cases(records: Sequence[NodeRecord], length: float) -> dict[str, Case]:
     """Return every case by its name."""
     clean, restarted = [one.clean for one in records], [one.restarted for one in records]
@@ -192,9 +199,7 @@ def main() -> int:
     found: dict[str, list[Found]] = {}
     worst, samples = 0.0, 0
     for seed in range(arguments.seeds):
-        with ProcessPoolExecutor(WORKERS) as pool:
-            numbers = range(seed * len(nodes), (seed + 1) * len(nodes))
-            records = list(pool.map(record, nodes, numbers, [length] * len(nodes)))
+        records = replayed(nodes, length, seed)
         samples += sum(one.samples for one in records)
         worst = max(worst, *(one.conservation_error_seconds for one in records))
         for name, case in cases(records, length).items():

@@ -3,21 +3,24 @@
 import os
 import shutil
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import report_scale
-from accuracy import cases, judge
-from accuracy_agent import record
+from accuracy import cases, judge, replayed
 from accuracy_day import TRACE, busiest_day, nodes_of_day, read_pods
 from accuracy_score import RECORDED
 from measure import Figures, percentile
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1024, 1024 * 1024
-HOURS, GPUS = 1, 16
-"""Part of the real trace for a short run of ``accuracy.py``, the clean case alone."""
+HOURS, GPUS, SEEDS = 1, 16, 3
+"""Part of the real trace for a short run of ``accuracy.py``, the clean case alone.
+
+Recorded values at both ends of the hour are up to 35 s old. Over seeds that is 0.065 % on average, with a standard
+deviation of 0.026 %, so one seed may exceed the budget.
+"""
 TRACES = ROOT.parent / "shared" / "traces"
 REPORT_NODES = 50
 """Fleet for a short run of ``report_scale.py``: a report of 30 days over 400 GPUs, from a real Prometheus."""
@@ -96,14 +99,14 @@ def _of_accuracy() -> list[Line]:
         pods = read_pods(path)
         nodes = nodes_of_day(pods, busiest_day(pods), GPUS)
         length = HOURS * 3600.0
-        with ProcessPoolExecutor(2) as pool:
-            records = list(pool.map(record, nodes, range(len(nodes)), [length] * len(nodes)))
-        total = abs(judge(cases(records, length)["clean"], nodes, length, 0).rows[RECORDED].total) * 100
-        pairs = zip(nodes, records, strict=True)
+        runs = [replayed(nodes, length, seed) for seed in range(SEEDS)]
+        found = [judge(cases(run, length)["clean"], nodes, length, seed) for seed, run in enumerate(runs)]
+        total = abs(fmean(one.rows[RECORDED].total for one in found)) * 100
+        pairs = (pair for run in runs for pair in zip(nodes, run, strict=True))
         lost = max(one.conservation_error_seconds / (node.gpu_count * length) for node, one in pairs)
         note = "the whole day: make bench-accuracy"
     return [
-        Line(f"GPU-seconds per namespace, {HOURS} h of the real trace", "%", 0.1, total, note),
+        Line(f"GPU-seconds of namespaces, {HOURS} h of the real trace, mean of {SEEDS} runs", "%", 0.1, total, note),
         Line("the same, pods under 60 s", "%", 0.5, None, f"of {HOURS} h too few; 20 whole days: make bench-accuracy"),
         Line("cost conservation, relative", "", 1e-9, lost, note),
     ]
