@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ _SAMPLE_HEAD = b"\x12\x10\x09"
 """Head of a sample: field 2 of a series, 16 bytes, and a double as its first field; current times take six bytes."""
 
 
+@lru_cache(maxsize=4096)
 def _varint(value: int) -> bytes:
     parts = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits a byte, as protobuf has it
         parts.append(value & 0x7F | 0x80)
         value >>= 7
-    parts.append(value)
-    return bytes(parts)
+    return bytes((*parts, value))
 
 
 def _field(tag: bytes, content: bytes) -> bytes:

@@ -15,17 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
+from importlib.metadata import distribution
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from agent_support import answering
 from files_support import LOADER, read_documents, read_yaml
 from fleet_support import tool
-from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from gpu_simulator.stack import free_port
@@ -40,7 +39,8 @@ SIMULATED = "agent: {config: {simulate: demo}}"
 OPERATOR_API = "monitoring.coreos.com/v1"
 SCHEMAS = ROOT / ".tools" / "schemas"
 """Schemas of custom resources."""
-BUILT_IN_SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+_VALIDATE = distribution("kubernetes-validate")
+BUILT_IN_SCHEMAS = Path(str(_VALIDATE.locate_file("kubernetes_validate/kubernetes-json-schema")))
 KUBERNETES_VERSIONS = ("1.27", "1.37")
 """The oldest and the newest version that the chart supports."""
 COPIES = ("rules.yaml", "dashboards.yaml")
@@ -191,6 +191,8 @@ def _strictly_read(path: Path) -> list[Document]:
 
 def _problems(version: str, document: Document) -> list[str] | None:
     """Return the errors of a manifest; ``None`` without a schema for its kind."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - takes a second, in each process that collects tests
+
     group, _, api_version = document["apiVersion"].rpartition("/")
     name = "-".join(word for word in (document["kind"].lower(), group.partition(".")[0], api_version) if word)
     folder = BUILT_IN_SCHEMAS / f"v{version}.0-local-strict"
