@@ -45,12 +45,13 @@ def alone(fields: Iterable[Field]) -> frozenset[Field]:
     return frozenset(one for one in fields if one < Field.OWN_FIRST) | _ACTIVITY | CODECS | {Field.XID_ERRORS}
 
 
-class _Counted(NamedTuple):
-    """A counter in the last merged reading."""
+class _Last(NamedTuple):
+    """The last merged reading of a GPU."""
 
-    value: float
-    by_dcgm: bool
+    gpu: GpuReading
     at: float
+    older: Mapping[Field, tuple[GpuReading, float]]
+    """Last reading, with its instant, of each counter that this reading lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,8 @@ class MergeMemory:
     """UUIDs of all GPUs that DCGM has ever reported."""
     other_machine: bool = False
     """Whether the newest DCGM reading has no GPU of NVML, because its engine is on another machine."""
-    counters: Mapping[tuple[str, Field], _Counted] = field(default_factory=dict)
-    """Counters by UUID of the GPU and field."""
+    gpus: Mapping[str, _Last] = field(default_factory=dict)
+    """Last readings by UUID of the GPU, for their counters."""
 
 
 def merge(
@@ -117,8 +118,8 @@ def merge(
             merged = replace(merged, taken_at_seconds=dcgm.taken_at_seconds, steady_seconds=dcgm.steady_seconds)
     if merged is None or merged.instant <= memory.at:
         return None, memory
-    merged, counters = _without_fallen(merged, memory.counters, patience_seconds)
-    return merged, replace(memory, at=merged.instant, profiled=_profiles(merged), counters=counters)
+    merged, gpus = _without_fallen(merged, memory.gpus, patience_seconds)
+    return merged, replace(memory, at=merged.instant, profiled=_profiles(merged), gpus=gpus)
 
 
 def of_one_machine(nvml: Reading, dcgm: Reading) -> bool:
@@ -164,25 +165,24 @@ def _in_place(dcgm: Reading, memory: MergeMemory, away: str) -> Reading | None:
 
 
 def _without_fallen(
-    reading: Reading, before: Mapping[tuple[str, Field], _Counted], patience_seconds: float
-) -> tuple[Reading, Mapping[tuple[str, Field], _Counted]]:
-    """Return a reading without counters below those of the other source, and the current values of all counters."""
-    counters, gpus = dict(before), []
+    reading: Reading, before: Mapping[str, _Last], patience_seconds: float
+) -> tuple[Reading, Mapping[str, _Last]]:
+    """Return a reading without counters below those of the other source, and the last readings of all GPUs."""
+    lasts, at = dict(before), reading.instant
     for gpu in reading.gpus:
-        fallen = set()
-        for one in _RISING & gpu.values.keys():
-            now = _Counted(gpu.values[one], one in gpu.from_dcgm, reading.instant)
-            last = before.get((gpu.uuid, one), now)
-            lower = now.value < last.value and now.by_dcgm is not last.by_dcgm
-            if lower and now.at - last.at <= patience_seconds:
-                fallen.add(one)
-            else:
-                counters[gpu.uuid, one] = now
-        if fallen:
-            values = {one: value for one, value in gpu.values.items() if one not in fallen}
-            gpu = replace(gpu, values=values, from_dcgm=gpu.from_dcgm - fallen)  # noqa: PLW2901 - as it is passed on
-        gpus.append(gpu)
-    return replace(reading, gpus=tuple(gpus)), counters
+        last, kept = before.get(gpu.uuid), gpu
+        older: dict[Field, tuple[GpuReading, float]] = {}
+        # A counter can only fall if sources change. This is rare, and the comparison of all counters takes long.
+        if last and (last.older or last.gpu.from_dcgm != gpu.from_dcgm or last.gpu.values.keys() - gpu.values.keys()):
+            known = dict.fromkeys(_RISING & last.gpu.values.keys(), (last.gpu, last.at))
+            for one, (earlier, since) in {**known, **last.older}.items():
+                waits = at - since <= patience_seconds and (one in gpu.from_dcgm) is not (one in earlier.from_dcgm)
+                if one not in gpu.values or (waits and gpu.values[one] < earlier.values[one]):
+                    older[one] = earlier, since
+            values = {one: value for one, value in gpu.values.items() if one not in older}
+            kept = replace(gpu, values=values, from_dcgm=gpu.from_dcgm - older.keys())
+        lasts[gpu.uuid] = _Last(kept, at, older)
+    return replace(reading, gpus=tuple(lasts[gpu.uuid].gpu for gpu in reading.gpus)), lasts
 
 
 def _profiles(merged: Reading) -> bool:
@@ -196,14 +196,14 @@ def _with_more(ours: GpuReading, theirs: GpuReading | None) -> GpuReading:
     if theirs is None or ours.state is not _UP:
         return ours
     values, from_dcgm = _filled(ours.values, theirs.values)
+    texts = theirs.gpu.labels.keys() - ours.gpu.labels.keys()  # only if a collectors file selects such fields
     return replace(
         ours,
+        gpu=replace(ours.gpu, labels={**theirs.gpu.labels, **ours.gpu.labels}) if texts else ours.gpu,
         values=values,
         from_dcgm=from_dcgm,
         instances=_instances(ours, theirs),
         profiling=theirs.profiling,
-        # Texts that only DCGM has, if a collectors file selects them.
-        gpu=replace(ours.gpu, labels={**theirs.gpu.labels, **ours.gpu.labels}) if theirs.gpu.labels else ours.gpu,
     )
 
 
