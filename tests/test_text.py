@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from exporter.metrics.collector import ExpositionOptions, families
 from exporter.metrics.collectors_file import default
-from exporter.metrics.text_format import Family, Kind, labels, negotiate, number, render
+from exporter.metrics.text_format import Family, Kept, Kind, labels, negotiate, number, render
 
 SCRAPE_OF_PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
@@ -175,6 +175,20 @@ def test_quotes_and_newlines_in_a_label_are_escaped() -> None:
 def test_invalid_unicode_in_a_name_does_not_break_the_page() -> None:
     family = Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("a", "\udc80")): 1})
     assert b'x{a="?"} 1' in render([family], openmetrics=False)
+
+
+@pytest.mark.parametrize(
+    "after", [{"a": 1.0, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3}, {"a": 1, "c": 2}, {"a": 1}, {}]
+)
+def test_page_does_not_depend_on_the_page_before(after: dict[str, float]) -> None:
+    kept: Kept = {}
+    pages = [
+        [Family(name="x", kind=Kind.GAUGE, help="h", values={labels(("l", name)): one for name, one in values.items()})]
+        for values in ({"a": 1, "b": 2}, after)
+    ]
+    assert [render(page, openmetrics=False, kept=kept) for page in pages] == [
+        render(page, openmetrics=False) for page in pages
+    ]
 
 
 def test_empty_label_is_omitted() -> None:

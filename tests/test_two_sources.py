@@ -336,6 +336,17 @@ def test_restarted_counter_is_shown_after_a_while() -> None:
     assert shown == [9000, None, None, 30]
 
 
+def test_counter_does_not_decrease_after_a_reading_without_it() -> None:
+    memory, shown = MergeMemory(), []
+    for at, source, values in ((1.0, "nvml", {ENERGY: 5000}), (2.0, "nvml", {}), (3.0, "dcgm", {ENERGY: 4900})):
+        one = reading_of(source, at, values)
+        nvml, dcgm = (one, None) if source == "nvml" else (None, one)
+        kept, memory = merge(nvml, dcgm, memory)
+        assert kept is not None
+        shown.append(kept.gpus[0].values.get(ENERGY))
+    assert shown == [5000, None, None]
+
+
 @pytest.mark.parametrize("outage", ["silent", "dead"])
 async def test_meters_charge_every_second_once_through_an_nvml_outage(tmp_path: Path, outage: str) -> None:
     async with pipeline(scenario.load("capture-h100"), tmp_path, source="auto") as node:
